@@ -1,0 +1,21 @@
+"""The command line: one file a verb. A verb parses, calls and prints; it holds no logic."""
+
+from __future__ import annotations
+
+import typer
+
+app = typer.Typer(
+    name="provision",
+    help="From racks with a fresh Linux to a GPU cluster that has proved itself.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """Entry point of the command `provision`."""
+    from provision.cli import verbs
+
+    verbs.register(app)
+    app()

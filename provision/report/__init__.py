@@ -1,0 +1,1 @@
+"""One result model for everything the tool finds out, and its renderings."""
