@@ -1,0 +1,1 @@
+"""One folder a component: settings.py, exports.py, deploy.py, checks.py, templates/."""

@@ -1,0 +1,66 @@
+"""All components, in the order in which a person reads about them; what depends on what is in their edges."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from provision.engine.deploy import Secret, Step
+
+if TYPE_CHECKING:
+    from provision.site.models import Node, Site
+
+# component -> stage of the bring-up it belongs to
+COMPONENTS: dict[str, str] = {
+    "base": "base",
+    "ssh": "base",
+    "firewall": "base",
+    "time": "base",
+    "storage": "storage",
+    "munge": "scheduler",
+    "slurm": "scheduler",
+    "prometheus": "monitoring",
+}
+STAGES = (
+    "preflight",
+    "base",
+    "gpu",
+    "fabric",
+    "runtime",
+    "storage",
+    "scheduler",
+    "monitoring",
+    "tools",
+    "acceptance",
+)
+
+
+@cache
+def steps(component: str) -> tuple[Step, ...]:
+    """The steps that a component's deploy.py defines."""
+    module = import_module(f"provision.components.{component}.deploy")
+    return tuple(value for value in vars(module).values() if isinstance(value, Step))
+
+
+def secrets(site: Site) -> dict[str, Secret]:
+    """Every secret that the named components of `site` want, by name."""
+    wanted: dict[str, Secret] = {}
+    for component in COMPONENTS:
+        if site.enabled(component):
+            module = import_module(f"provision.components.{component}.exports")
+            for secret in getattr(module, "SECRETS", ()):
+                wanted[secret.name] = secret
+    return wanted
+
+
+def steps_for(site: Site, node: Node) -> list[Step]:
+    """The steps of all named components that apply to `node`, by stage; edges are not looked at here."""
+    found = [
+        step
+        for component in COMPONENTS
+        if site.enabled(component)
+        for step in steps(component)
+        if node.has(step.role)
+    ]
+    return sorted(found, key=lambda step: STAGES.index(COMPONENTS[step.component]))

@@ -1,0 +1,310 @@
+"""One root shell on a node, fed by standard input: every command of a run goes through it.
+
+Commands, file contents and passwords travel on the shell's standard input, so none of them is ever an
+argument of a process that another user could list. A command runs in a subshell: it can exit, fail or be
+wrong syntax without ending the session.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import select
+import shlex
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from provision.engine.ssh import CONNECT_TIMEOUT, ssh_command
+
+if TYPE_CHECKING:
+    from provision.site.models import Node, Site
+
+Become = Literal["root", "sudo", "sudo-password"]
+
+DEFAULT_TIMEOUT = 300.0  # seconds for one command
+_CHUNK = 65536
+
+
+class RemoteError(Exception):
+    """A node could not be talked to: unreachable, refused, frozen or gone. `advice` says what to do next."""
+
+    def __init__(self, message: str, advice: str | None = None) -> None:
+        super().__init__(message)
+        self.advice = advice
+
+
+class DeadlineExceeded(RemoteError):
+    """A command did not end in its time; the session was closed, the command may still run on the node."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a command answered: exit status, and both streams as text (UTF-8, undecodable bytes replaced)."""
+
+    rc: int
+    stdout: str
+    stderr: str
+
+    @property
+    def ok(self) -> bool:
+        return self.rc == 0
+
+    @property
+    def lines(self) -> list[str]:
+        return self.stdout.splitlines()
+
+
+class RootShell:
+    """A shell with root's rights behind a pair of pipes; made by `connect`, used by one run at a time."""
+
+    def __init__(
+        self, argv: Sequence[str], become: Become, *, name: str, sudo_password: str | None = None
+    ) -> None:
+        self.name = name
+        self._nonce = f"@@{os.urandom(12).hex()}"
+        self._process = subprocess.Popen(
+            [*argv, _remote_command(self._nonce, become)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C goes to the controller alone, which ends sessions in order
+        )
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            assert pipe is not None
+            os.set_blocking(pipe.fileno(), False)
+        self._out = bytearray()
+        self._err = bytearray()
+        try:
+            self._greet(sudo_password)
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, command: str, stdin: bytes | None = None, timeout: float = DEFAULT_TIMEOUT) -> Output:
+        """Run `command` (shell text) as root with `stdin` (empty when None).
+
+        Raises DeadlineExceeded after `timeout` seconds and RemoteError when the connection ends.
+        """
+        return self.run_many([command], stdin=stdin, timeout=timeout)[0]
+
+    def run_many(
+        self, commands: Sequence[str], stdin: bytes | None = None, timeout: float = DEFAULT_TIMEOUT
+    ) -> list[Output]:
+        """Run `commands` one after another in a single round trip; their outputs in the same order."""
+        for command in commands:
+            if "\0" in command:
+                raise ValueError("a command holds a NUL byte: content goes to stdin, not into the command")
+        script = "".join(_framed(command, self._nonce, stdin) for command in commands)
+        try:
+            return self._exchange(script.encode(), len(commands), time.monotonic() + timeout)
+        except DeadlineExceeded:
+            self.close()
+            first = commands[0].strip().splitlines()[0][:80] if commands[0].strip() else ""
+            raise DeadlineExceeded(
+                f"{self.name}: no answer within {timeout:.0f} s to: {first}",
+                "the node or its disk may hang; the command may still be running there",
+            ) from None
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """End the session; the remote shell sees the end of its input and leaves."""
+        if self._process.stdin and not self._process.stdin.closed:
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=0.5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe:
+                pipe.close()
+
+    def _greet(self, sudo_password: str | None) -> None:
+        """Wait for the shell, answering sudo's own prompt once; a second prompt means a wrong password."""
+        ready, prompt = f"{self._nonce}-ready\n".encode(), f"{self._nonce}-sudo".encode()
+        deadline = time.monotonic() + CONNECT_TIMEOUT * 2
+        asked = 0
+        while ready not in self._out:
+            if self._err.count(prompt) > asked:
+                asked += 1
+                if asked > 1 or sudo_password is None:
+                    raise RemoteError(
+                        f"{self.name}: sudo refused the password",
+                        "check the sudo password (PROVISION_SUDO_PASSWORD or the prompt)",
+                    )
+                self._write_all(sudo_password.encode() + b"\n", deadline)
+            self._pump(deadline, connecting=True)
+        self._out.clear()
+        self._err.clear()
+
+    def _write_all(self, data: bytes, deadline: float) -> None:
+        view = memoryview(data)
+        while view:
+            written = self._try_write(view)
+            view = view[written:]
+            if view:
+                self._pump(deadline, writing=True)
+
+    def _try_write(self, data: memoryview) -> int:
+        assert self._process.stdin
+        try:
+            return os.write(self._process.stdin.fileno(), data[:_CHUNK])
+        except BlockingIOError:
+            return 0
+        except BrokenPipeError:
+            raise self._lost() from None
+
+    def _exchange(self, data: bytes, count: int, deadline: float) -> list[Output]:
+        outputs: list[Output] = []
+        end_out, end_err = f"\n{self._nonce} ".encode(), f"\n{self._nonce}\n".encode()
+        pending = memoryview(data)
+        while len(outputs) < count:
+            if pending:
+                pending = pending[self._try_write(pending) :]
+            self._pump(deadline, writing=bool(pending))
+            while (found := self._take(end_out, end_err)) is not None:
+                outputs.append(found)
+        return outputs
+
+    def _take(self, end_out: bytes, end_err: bytes) -> Output | None:
+        """The next finished command's output, once both streams have shown its end mark."""
+        at, err_at = self._out.find(end_out), self._err.find(end_err)
+        if at < 0 or err_at < 0:
+            return None
+        newline = self._out.find(b"\n", at + len(end_out))
+        if newline < 0:
+            return None
+        rc = int(self._out[at + len(end_out) : newline])
+        output = Output(
+            rc,
+            self._out[:at].decode("utf-8", "replace"),
+            self._err[:err_at].decode("utf-8", "replace"),
+        )
+        del self._out[: newline + 1]
+        del self._err[: err_at + len(end_err)]
+        return output
+
+    def _pump(self, deadline: float, *, writing: bool = False, connecting: bool = False) -> None:
+        """Wait for something to read (or for room to write) and take in what has come."""
+        assert self._process.stdin
+        assert self._process.stdout
+        assert self._process.stderr
+        out, err = self._process.stdout.fileno(), self._process.stderr.fileno()
+        left = deadline - time.monotonic()
+        if left <= 0:
+            if connecting:
+                raise RemoteError(
+                    f"{self.name}: no answer from ssh or sudo", "is the node up? try `ssh` by hand"
+                )
+            raise DeadlineExceeded(self.name)
+        poll = select.poll()
+        poll.register(out, select.POLLIN)
+        poll.register(err, select.POLLIN)
+        if writing:
+            poll.register(self._process.stdin.fileno(), select.POLLOUT)
+        for fd, events in poll.poll(min(left, 5.0) * 1000):
+            if fd not in (out, err):
+                continue
+            if events & (select.POLLIN | select.POLLHUP):
+                data = _read(fd)
+                if data is None:
+                    continue
+                if not data and fd == out:
+                    raise self._lost()
+                (self._out if fd == out else self._err).extend(data)
+
+    def _lost(self) -> RemoteError:
+        """Why the session ended, in ssh's own words where it has said something."""
+        assert self._process.stderr
+        try:
+            self._process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        while data := _read(self._process.stderr.fileno()):
+            self._err.extend(data)
+        text = self._err.decode("utf-8", "replace").replace(self._nonce, "").strip()
+        return explain_loss(self.name, text)
+
+
+def explain_loss(name: str, text: str) -> RemoteError:
+    """Turn what ssh or sudo printed as it gave up into an error with advice. Pure."""
+    lowered = text.lower()
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("@")]
+    last = lines[-1] if lines else "the connection was closed without a word"
+    if "host identification has changed" in lowered or "host key verification failed" in lowered:
+        return RemoteError(
+            f"{name}: its ssh host key is not the known one",
+            "if the node was reinstalled, remove the old key with `ssh-keygen -R` and look at the new one first; "
+            "if not, somebody may be in between",
+        )
+    if "permission denied" in lowered:
+        return RemoteError(f"{name}: ssh: {last}", "check access.user and access.key of the site file")
+    if "a password is required" in lowered or "sudo:" in lowered:
+        return RemoteError(
+            f"{name}: {last}", "sudo wants a password: set access.sudo_password: true in the site file"
+        )
+    if "timed out" in lowered or "no route" in lowered or "refused" in lowered or "not responding" in lowered:
+        return RemoteError(f"{name}: {last}", "is the node up, and its sshd running?")
+    return RemoteError(f"{name}: connection lost: {last}", "is the node up? try `ssh` by hand")
+
+
+def connect(site: Site, node: Node, *, sudo_password: str | None = None) -> RootShell:
+    """Open a root shell on `node`. Raises RemoteError with advice when that is impossible."""
+    if node.access.user == "root":
+        become: Become = "root"
+    else:
+        become = "sudo" if sudo_password is None else "sudo-password"
+    return RootShell([*ssh_command(site, node), "--"], become, name=node.name, sudo_password=sudo_password)
+
+
+def local_shell(name: str = "localhost") -> RootShell:
+    """The same session on this machine, for a node that converges itself and for tests."""
+    return RootShell(["sh", "-c"], "root", name=name)
+
+
+def _remote_command(nonce: str, become: Become) -> str:
+    """The text that ssh hands to the login shell, whatever that is: greets, then is a plain shell reading its input."""
+    greet = (
+        f"printf '%s\\n' {nonce}-ready; "
+        "export LC_ALL=C.UTF-8 LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive SYSTEMD_PAGER= SYSTEMD_COLORS=0 "
+        "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin; umask 022; cd /; exec sh"
+    )
+    # The prompt is ours, so that it can be told from any other output and is only answered when it was asked.
+    words = {
+        "root": [],
+        "sudo": ["sudo", "-n", "--"],
+        "sudo-password": ["sudo", "-S", "-p", f"{nonce}-sudo", "--"],
+    }[become]
+    return "exec " + shlex.join([*words, "sh", "-c", greet])
+
+
+def _framed(command: str, nonce: str, stdin: bytes | None) -> str:
+    """Shell text that runs `command` in a subshell and then marks the end on both streams."""
+    text = f"__c=$(cat <<'{nonce}-c'\n{command}\n{nonce}-c\n)\n"
+    if stdin is None:
+        text += '( eval "$__c" ) </dev/null\n'
+    else:
+        encoded = base64.encodebytes(stdin).decode()
+        text += f"base64 -d <<'{nonce}-i' | ( eval \"$__c\" )\n{encoded}{nonce}-i\n"
+    return text + f"__r=$?; printf '\\n%s %d\\n' {nonce} $__r; printf '\\n%s\\n' {nonce} >&2\n"
+
+
+def _read(fd: int) -> bytes | None:
+    """What can be read now; None when nothing waits, empty at the end of the stream."""
+    try:
+        return os.read(fd, _CHUNK)
+    except BlockingIOError:
+        return None
+
+
+def quote(*words: str) -> str:
+    """`words` as one shell command line."""
+    return shlex.join(words)

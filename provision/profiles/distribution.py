@@ -1,0 +1,64 @@
+"""What differs between distributions, as data."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import Literal
+
+import yaml
+from pydantic import Field
+
+from provision.site.base import Settings
+
+
+class Distribution(Settings):
+    """One release of a distribution, by `ID VERSION_ID` of /etc/os-release."""
+
+    key: str
+    family: Literal["debian", "redhat"]
+    codename: str | None = None
+    package_sets: dict[str, list[str]] = Field(default_factory=dict, alias="packages")
+    units: dict[str, str] = Field(default_factory=dict)  # purpose -> unit, "time": "chrony"
+    paths: dict[str, str] = Field(
+        default_factory=dict
+    )  # purpose -> path, "chrony.conf": "/etc/chrony/chrony.conf"
+
+    def packages(self, purpose: str) -> list[str]:
+        """Packages for a purpose ("slurm-controller"). Raises UnsupportedDistribution where none are known."""
+        if purpose not in self.package_sets:
+            raise UnsupportedDistribution(
+                f"{self.key}: no packages known for {purpose} (profiles/distributions.yml)"
+            )
+        return self.package_sets[purpose]
+
+    def unit(self, purpose: str) -> str:
+        return self.units.get(purpose, purpose)
+
+    def path(self, purpose: str) -> str:
+        if purpose not in self.paths:
+            raise UnsupportedDistribution(
+                f"{self.key}: no path known for {purpose} (profiles/distributions.yml)"
+            )
+        return self.paths[purpose]
+
+
+class UnsupportedDistribution(Exception):
+    """A node's distribution is not in the profiles, or a purpose is not known for it."""
+
+
+@cache
+def _all() -> dict[str, Distribution]:
+    text = files("provision.profiles").joinpath("distributions.yml").read_text()
+    return {
+        key: Distribution.model_validate({"key": key, **value}) for key, value in yaml.safe_load(text).items()
+    }
+
+
+def distribution(identity: str, version: str) -> Distribution:
+    """The profile for `ID` and `VERSION_ID` (of Enterprise Linux only the major number counts)."""
+    for key in (f"{identity} {version}", f"{identity} {version.split('.')[0]}"):
+        if key in _all():
+            return _all()[key]
+    known = ", ".join(sorted(_all()))
+    raise UnsupportedDistribution(f"{identity} {version} is not supported; supported are: {known}")

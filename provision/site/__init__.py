@@ -1,0 +1,1 @@
+"""What the admin wrote: one YAML file that describes one cluster."""

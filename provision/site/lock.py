@@ -1,0 +1,56 @@
+"""The lock file beside a site file: what was read once from the nodes and holds from then on.
+
+`inventories/atlas.yml` has `inventories/atlas.lock.yml`. Files that list all nodes are rendered from site and
+lock alone, so a node that is down today stays in them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+from pydantic import Field
+
+from provision.site.base import Settings
+from provision.site.models import Hardware, Node, Site
+
+
+class Lock(Settings):
+    """What is locked for one cluster."""
+
+    hardware: dict[str, Hardware] = Field(default_factory=dict)  # node -> CPUs and memory
+    release: dict[str, str] = Field(default_factory=dict)  # software -> version, "slurm": "24.11.5"
+
+    def hardware_of(self, site: Site, node: Node) -> Hardware | None:
+        """The node's hardware: from the site file, else as locked, else that of another node of its group."""
+        if node.hardware is not None:
+            return node.hardware
+        if node.name in self.hardware:
+            return self.hardware[node.name]
+        for other in site.nodes.values():
+            if other.group == node.group and other.name in self.hardware:
+                return self.hardware[other.name]
+        return None
+
+
+def lock_path(site: Site) -> Path:
+    return site.path.with_name(f"{site.path.stem}.lock.yml")
+
+
+def load_lock(site: Site) -> Lock:
+    """The lock of `site`; an empty one where there is no file yet."""
+    path = lock_path(site)
+    if not path.exists():
+        return Lock()
+    return Lock.model_validate(yaml.safe_load(path.read_text()) or {})
+
+
+def save_lock(site: Site, lock: Lock) -> None:
+    """Write the lock beside the site file, atomically."""
+    path = lock_path(site)
+    temporary = path.with_name(f".{path.name}.new")
+    text = yaml.safe_dump(lock.model_dump(mode="json"), sort_keys=True)
+    temporary.write_text(
+        f"# Written by `provision`: what was read from the nodes once. Commit it with the site file.\n{text}"
+    )
+    temporary.replace(path)

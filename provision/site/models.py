@@ -1,0 +1,251 @@
+"""The site file as types, and the cluster that it describes.
+
+`SiteFile` is the YAML document as written; `Site` is what the rest of the program works with: every node
+with its effective settings. Going from one to the other is pure (`Site.from_file`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import Field
+
+from provision.components.base.settings import BaseSettings
+from provision.components.firewall.settings import FirewallSettings
+from provision.components.munge.settings import MungeSettings
+from provision.components.prometheus.settings import MonitoringSettings
+from provision.components.slurm.settings import SlurmSettings
+from provision.components.ssh.settings import SshSettings
+from provision.components.storage.settings import StorageSettings
+from provision.components.time.settings import TimeSettings
+from provision.site.base import Settings
+from provision.site.hostlist import expand
+
+Role = Literal["head", "worker", "login", "storage", "monitor", "control-plane"]
+S = TypeVar("S", bound=Settings)
+
+
+class Access(Settings):
+    """How the controller reaches nodes by ssh and becomes root there."""
+
+    user: str = "root"
+    port: int = Field(22, ge=1, le=65535)
+    key: Path | None = None  # private key file, relative to the site file
+    jump: str | None = None  # one or several hops, "user@host:port,host2"; names of nodes are understood
+    ssh_config: Path | None = None  # an OpenSSH configuration that knows the nodes by name
+    host_keys: Literal["accept-new", "strict"] = "accept-new"
+    sudo_password: bool = False  # ask for one (or read PROVISION_SUDO_PASSWORD); False: sudo needs none
+
+
+class Gpu(Settings):
+    """The GPUs of one node, all of one model."""
+
+    model: str  # name of a profile, "h100-sxm"
+    count: int = Field(ge=1, le=64)
+
+
+class Hardware(Settings):
+    """What a node's CPUs and memory are; left out, it is read from the node once and kept in the lock file."""
+
+    sockets: int = Field(ge=1)
+    cores: int = Field(ge=1)  # per socket
+    threads: int = Field(ge=1)  # per core
+    memory: int = Field(ge=1)  # MiB, as the kernel reports it
+
+    @property
+    def cpus(self) -> int:
+        return self.sockets * self.cores * self.threads
+
+
+class Group(Settings):
+    """Nodes described together."""
+
+    hosts: str  # a host list: "gpu-[001-016,020]"
+    addresses: str | None = None  # a host list of as many addresses, in the same order; left out: DNS names
+    roles: list[Role] = Field(min_length=1)
+    gpu: Gpu | None = None
+    hardware: Hardware | None = None
+    access: dict[str, Any] = Field(default_factory=dict)  # keys of `access` that differ for this group
+    settings: dict[str, dict[str, Any]] = Field(default_factory=dict)  # component -> keys that differ
+
+
+class NodeSettings(Settings):
+    """What differs for one node of a group."""
+
+    address: str | None = None
+    addresses: dict[str, str] = Field(default_factory=dict)  # network name -> address on it
+    bmc: str | None = None
+    gpu: Gpu | None = None
+    hardware: Hardware | None = None
+    access: dict[str, Any] = Field(default_factory=dict)
+    settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+
+class Fabric(Settings):
+    kind: Literal["infiniband", "roce", "ethernet"]
+    rails: int = Field(1, ge=1)
+
+
+class Networks(Settings):
+    management: list[str] | str = Field(default_factory=list)  # CIDR, either family
+    fabric: Fabric | None = None
+    bmc: str | None = None
+
+
+class Scheduler(Settings):
+    slurm: SlurmSettings | None = None
+
+
+class Hook(Settings):
+    """A playbook run around a component, on nodes of one role or all."""
+
+    playbook: Path
+    before: str | None = None  # component
+    after: str | None = None
+    roles: list[Role] = Field(default_factory=list)
+
+
+class SiteFile(Settings):
+    """The document as written."""
+
+    cluster: str
+    access: Access = Access()
+    groups: dict[str, Group]
+    nodes: dict[str, NodeSettings] = Field(default_factory=dict)
+    networks: Networks = Networks()
+    base: BaseSettings = BaseSettings()
+    ssh: SshSettings | None = None
+    firewall: FirewallSettings | None = None
+    time: TimeSettings = TimeSettings()
+    storage: StorageSettings | None = None
+    munge: MungeSettings | None = None  # implied by Slurm
+    scheduler: Scheduler = Scheduler()
+    monitoring: MonitoringSettings | None = None
+    hooks: list[Hook] = Field(default_factory=list)
+    variables: dict[str, Any] = Field(default_factory=dict)  # handed to playbooks
+
+
+@dataclass(frozen=True)
+class Node:
+    """One machine, with everything that was said about it by site, group and node."""
+
+    name: str
+    group: str
+    roles: frozenset[str]
+    access: Access
+    address: str | None = None  # None: the name is resolved by DNS or by the ssh configuration
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    bmc: str | None = None
+    gpu: Gpu | None = None
+    hardware: Hardware | None = None  # None: in the lock file
+    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # component -> keys
+
+    def has(self, role: str) -> bool:
+        """Whether this node plays `role`; "*" is played by every node."""
+        return role == "*" or role in self.roles
+
+
+@dataclass(frozen=True)
+class Site:
+    """One cluster."""
+
+    file: SiteFile
+    path: Path  # absolute, of the site file
+    nodes: Mapping[str, Node]  # in the order of the site file
+
+    @property
+    def cluster(self) -> str:
+        return self.file.cluster
+
+    @property
+    def directory(self) -> Path:
+        return self.path.parent
+
+    @property
+    def digest(self) -> str:
+        """Changes whenever the meaning of the site file changes: 16 hexadecimal digits."""
+        document = json.dumps(self.file.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(document.encode()).hexdigest()[:16]
+
+    def with_role(self, role: str) -> list[Node]:
+        """Nodes that play `role`, in the order of the site file."""
+        return [node for node in self.nodes.values() if node.has(role)]
+
+    @property
+    def head(self) -> Node:
+        """The first head: it holds secrets, acceptance and the lease of a run."""
+        return self.with_role("head")[0]
+
+    def enabled(self, component: str) -> bool:
+        """Whether `component` is named in the site file (or always part of a cluster)."""
+        return self.section(component) is not None
+
+    def section(self, component: str) -> Settings | None:
+        """The site-wide settings of `component`, None where it is not named."""
+        if component == "slurm":
+            return self.file.scheduler.slurm
+        if component == "prometheus":
+            return self.file.monitoring
+        if component == "munge":
+            return self.file.munge or (MungeSettings() if self.file.scheduler.slurm else None)
+        found = getattr(self.file, component)
+        assert found is None or isinstance(found, Settings)
+        return found
+
+    def settings(self, component: str, node: Node, kind: type[S]) -> S:
+        """The settings of `component` on `node`: what the site says, overridden by group, then by node."""
+        section = self.section(component)
+        if section is None:
+            raise KeyError(f"{component} is not named in {self.path}")
+        merged = merge(section.model_dump(exclude_unset=True), node.overrides.get(component, {}))
+        return kind.model_validate(merged)
+
+    @classmethod
+    def from_file(cls, file: SiteFile, path: Path) -> Site:
+        """The cluster that `file` describes; `file` must have passed `provision.site.check`."""
+        nodes: dict[str, Node] = {}
+        for group_name, group in file.groups.items():
+            names = expand(group.hosts)
+            addresses: list[str | None] = (
+                list(expand(group.addresses)) if group.addresses else [None] * len(names)
+            )
+            for name, address in zip(names, addresses, strict=True):
+                nodes[name] = _node(file, name, group_name, group, address, nodes.get(name))
+        return cls(file, path.resolve(), nodes)
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with the keys of `over`; mappings are merged key by key, everything else is replaced."""
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        merged[key] = (
+            merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+        )
+    return merged
+
+
+def _node(
+    file: SiteFile, name: str, group_name: str, group: Group, address: str | None, earlier: Node | None
+) -> Node:
+    """The node `name`; one that stands in several groups plays the roles of all of them."""
+    own = file.nodes.get(name, NodeSettings())
+    access = merge(merge(file.access.model_dump(exclude_unset=True), group.access), own.access)
+    overrides = merge(merge(dict(earlier.overrides) if earlier else {}, group.settings), own.settings)
+    return Node(
+        name=name,
+        group=earlier.group if earlier else group_name,
+        roles=frozenset(group.roles) | (earlier.roles if earlier else frozenset()),
+        access=Access.model_validate(access),
+        address=own.address or address or (earlier.address if earlier else None),
+        addresses=own.addresses,
+        bmc=own.bmc,
+        gpu=own.gpu or group.gpu or (earlier.gpu if earlier else None),
+        hardware=own.hardware or group.hardware or (earlier.hardware if earlier else None),
+        overrides=overrides,
+    )

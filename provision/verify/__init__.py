@@ -1,0 +1,1 @@
+"""Runs components' checks against nodes and collects what they found."""
