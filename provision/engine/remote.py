@@ -11,6 +11,7 @@ import base64
 import os
 import select
 import shlex
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
@@ -57,6 +58,15 @@ class Output:
         return self.stdout.splitlines()
 
 
+@dataclass(frozen=True)
+class RawOutput:
+    """What a command answered, undecoded."""
+
+    rc: int
+    stdout: bytes
+    stderr: bytes
+
+
 class RootShell:
     """A shell with root's rights behind a pair of pipes; made by `connect`, used by one run at a time."""
 
@@ -95,6 +105,16 @@ class RootShell:
         self, commands: Sequence[str], stdin: bytes | None = None, timeout: float = DEFAULT_TIMEOUT
     ) -> list[Output]:
         """Run `commands` one after another in a single round trip; their outputs in the same order."""
+        return [
+            Output(raw.rc, raw.stdout.decode("utf-8", "replace"), raw.stderr.decode("utf-8", "replace"))
+            for raw in self._run_raw(commands, stdin, timeout)
+        ]
+
+    def run_bytes(self, command: str, timeout: float = DEFAULT_TIMEOUT) -> RawOutput:
+        """Like `run`, with both streams as they came: for content that need not be text."""
+        return self._run_raw([command], None, timeout)[0]
+
+    def _run_raw(self, commands: Sequence[str], stdin: bytes | None, timeout: float) -> list[RawOutput]:
         for command in commands:
             if "\0" in command:
                 raise ValueError("a command holds a NUL byte: content goes to stdin, not into the command")
@@ -125,6 +145,11 @@ class RootShell:
         for pipe in (self._process.stdout, self._process.stderr):
             if pipe:
                 pipe.close()
+
+    def kill(self) -> None:
+        """End the session at once, from any thread; a command that another one waits for raises RemoteError."""
+        if self.alive:
+            os.killpg(self._process.pid, signal.SIGKILL)  # with a jump host, ssh has a child of its own
 
     def _greet(self, sudo_password: str | None) -> None:
         """Wait for the shell, answering sudo's own prompt once; a second prompt means a wrong password."""
@@ -161,8 +186,8 @@ class RootShell:
         except BrokenPipeError:
             raise self._lost() from None
 
-    def _exchange(self, data: bytes, count: int, deadline: float) -> list[Output]:
-        outputs: list[Output] = []
+    def _exchange(self, data: bytes, count: int, deadline: float) -> list[RawOutput]:
+        outputs: list[RawOutput] = []
         end_out, end_err = f"\n{self._nonce} ".encode(), f"\n{self._nonce}\n".encode()
         pending = memoryview(data)
         while len(outputs) < count:
@@ -173,7 +198,7 @@ class RootShell:
                 outputs.append(found)
         return outputs
 
-    def _take(self, end_out: bytes, end_err: bytes) -> Output | None:
+    def _take(self, end_out: bytes, end_err: bytes) -> RawOutput | None:
         """The next finished command's output, once both streams have shown its end mark."""
         at, err_at = self._out.find(end_out), self._err.find(end_err)
         if at < 0 or err_at < 0:
@@ -182,11 +207,7 @@ class RootShell:
         if newline < 0:
             return None
         rc = int(self._out[at + len(end_out) : newline])
-        output = Output(
-            rc,
-            self._out[:at].decode("utf-8", "replace"),
-            self._err[:err_at].decode("utf-8", "replace"),
-        )
+        output = RawOutput(rc, bytes(self._out[:at]), bytes(self._err[:err_at]))
         del self._out[: newline + 1]
         del self._err[: err_at + len(end_err)]
         return output

@@ -29,7 +29,7 @@ S = TypeVar("S", bound="Settings")
 
 @dataclass(frozen=True)
 class Target:
-    """A node to check. `host` is a testinfra host with root's rights; `limits` say what the node cannot do."""
+    """A node to check. `host` is a testinfra host with root's rights, `limits` what the node cannot do."""
 
     site: Site
     node: Node
@@ -38,9 +38,26 @@ class Target:
     profile: Distribution
     host: Any  # testinfra.host.Host
     limits: Mapping[str, str] = field(default_factory=dict)
+    reach: Callable[[str], Any] = field(default=lambda name: None)
+
+    def limited(self, what: str) -> str | None:
+        """Why this node cannot do `what` ("sysctl:vm.swappiness", "clock"); None: it can."""
+        return limited(self.limits, what)
+
+    def on(self, name: str) -> Any:
+        """Another node of the site as a testinfra host with root's rights; None where it is unreachable."""
+        return self.reach(name)
 
     def settings(self, kind: type[S]) -> S:
         return self.site.settings(self.component, self.node, kind)
+
+
+def limited(limits: Mapping[str, str], what: str) -> str | None:
+    """The reason that `limits` gives for `what`; one that ends in `*` stands for all that begin like it."""
+    for limit, reason in limits.items():
+        if what == limit or (limit.endswith("*") and what.startswith(limit[:-1])):
+            return reason
+    return None
 
 
 @dataclass(frozen=True)
