@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import typer
 
+from provision.cli import lab
+
 
 def register(app: typer.Typer) -> None:
     """Add all verbs to `app`."""
+    app.add_typer(lab.app, name="lab")

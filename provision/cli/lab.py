@@ -1,0 +1,198 @@
+"""`provision lab`: a throwaway cluster on this machine."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress as Rows
+from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from provision.lab import InputError, Lab, LabError
+from provision.lab.progress import Progress
+from provision.report.model import Document, NodeResult, Verdict, worst
+
+app = typer.Typer(
+    help="A throwaway cluster of systemd containers on this machine: real ssh, apt, systemd, Slurm.",
+    no_args_is_help=True,
+)
+console = Console(stderr=True)
+
+State = Annotated[
+    Path | None,
+    typer.Option(
+        "--state", envvar="PROVISION_LAB_DIR", help="Folder of the lab.", show_default=".lab in the checkout"
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+NodeName = Annotated[str, typer.Argument(help="A node, such as lab-gpu-1.", metavar="NODE")]
+
+
+class Plain(Progress):
+    """One line a step, for logs."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+
+    def say(self, subject: str, text: str) -> None:
+        console.print(
+            f"{time.monotonic() - self.started:6.1f}s {subject}: {text}",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+class Live(Progress):
+    """One row a node or layer, for a terminal."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self.tasks: dict[str, TaskID] = {}
+
+    def say(self, subject: str, text: str) -> None:
+        if subject not in self.tasks:
+            self.tasks[subject] = self.rows.add_task("", total=None, subject=subject, text=text)
+        self.rows.update(self.tasks[subject], text=text[: max(20, console.width - 30)])
+
+    detail = say
+
+
+@contextmanager
+def working(state: Path | None) -> Iterator[Lab]:
+    """The lab with progress on standard error; its errors become exit statuses 1 and 2."""
+    try:
+        if console.is_terminal:
+            columns = (
+                SpinnerColumn(),
+                TextColumn("{task.fields[subject]}"),
+                TextColumn("{task.fields[text]}", markup=False),
+            )
+            with Rows(*columns, TimeElapsedColumn(), console=console) as rows:
+                yield Lab(state, progress=Live(rows))
+        else:
+            yield Lab(state, progress=Plain())
+    except LabError as error:
+        console.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(2 if isinstance(error, InputError) else 1) from error
+    except KeyboardInterrupt:
+        console.print("interrupted; run the same command again to go on")
+        raise typer.Exit(130) from None
+
+
+@app.command(
+    epilog="Example: [bold]provision lab up --workers 6[/bold]"
+    " · then [bold]provision up inventories/lab.yml[/bold]"
+)
+def up(
+    workers: Annotated[
+        int | None, typer.Option(help="Workers lab-gpu-1 ...", show_default="as it is; at first 2")
+    ] = None,
+    gpus: Annotated[
+        int | None, typer.Option(help="Simulated GPUs of each worker.", show_default="as it is; at first 2")
+    ] = None,
+    mirror: Annotated[
+        str | None, typer.Option(help="Debian archive to build from.", show_default="the machine's own")
+    ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            help="Layers of packages (provision/lab/layers.yml), comma-separated.", show_default="all"
+        ),
+    ] = None,
+    fresh: Annotated[bool, typer.Option(help="Take down what is there and start from nothing.")] = False,
+    state: State = None,
+    json: Json = False,
+) -> None:
+    """Make the lab, or complete and mend the one that is there, until all nodes answer ssh."""
+    started = time.monotonic()
+    with working(state) as lab:
+        lab.up(workers, gpus, mirror, layers.split(",") if layers else None, fresh)
+        names = list(lab.nodes)
+        config = lab.paths.ssh_config
+    seconds = round(time.monotonic() - started, 1)
+    if json:
+        nodes = {name: NodeResult(verdict=Verdict.PASS) for name in names}
+        typer.echo(
+            Document(
+                verb="lab up", site="lab", verdict=Verdict.PASS, seconds=seconds, nodes=nodes
+            ).model_dump_json(indent=2)
+        )
+    else:
+        typer.echo(f"lab is up: {len(names)} nodes answer ssh after {seconds} s (ssh -F {config} {names[0]})")
+
+
+@app.command(epilog="Example: [bold]provision lab down[/bold]")
+def down(
+    cache: Annotated[
+        bool, typer.Option(help="Remove the machine's cache of layers and packages as well.")
+    ] = False,
+    state: State = None,
+) -> None:
+    """Remove the lab: processes, network, files. Nothing of it stays on this machine."""
+    with working(state) as lab:
+        lab.down(cache)
+    typer.echo("lab is down")
+
+
+@app.command(epilog="Example: [bold]provision lab status --json[/bold]")
+def status(state: State = None, json: Json = False) -> None:
+    """What the nodes of the lab are doing. Exit status 1 unless all of them run."""
+    started = time.monotonic()
+    with working(state) as lab:
+        nodes = list(lab.nodes.values())
+        states = {node.name: lab.state_of(node.name) for node in nodes}
+    results = {
+        name: NodeResult(
+            verdict=Verdict.PASS if now == "running" else Verdict.FAIL,
+            reason=None if now == "running" else now,
+        )
+        for name, now in states.items()
+    }
+    document = Document(
+        verb="lab status",
+        site="lab",
+        verdict=worst(result.verdict for result in results.values()),
+        seconds=round(time.monotonic() - started, 1),
+        nodes=results,
+        details={node.name: {"address": node.address, "state": states[node.name]} for node in nodes},
+    )
+    if json:
+        typer.echo(document.model_dump_json(indent=2))
+    elif not nodes:
+        typer.echo("there is no lab: run `provision lab up`")
+    else:
+        table = Table("node", "address", "IPv6", "role", "GPUs", "state")
+        for node in nodes:
+            table.add_row(
+                node.name, node.address, node.address6, node.role, str(node.gpus), states[node.name]
+            )
+        Console().print(table)
+    raise typer.Exit(document.exit_status)
+
+
+@app.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    epilog="Example: [bold]provision lab ssh lab-head sinfo[/bold] · forward a port:"
+    " [bold]provision lab ssh lab-head -- -N -L 9090:localhost:9090[/bold]",
+)
+def ssh(
+    node: NodeName,
+    words: Annotated[
+        list[str] | None, typer.Argument(help="Command, or after -- options of ssh.", metavar="[CMD...]")
+    ] = None,
+    root: Annotated[bool, typer.Option("--root", help="Log in as root instead of ops.")] = False,
+    state: State = None,
+) -> None:
+    """Log in to a node, or run a command there."""
+    with working(state) as lab:
+        name = lab.node(node).name
+    user = ["-l", "root"] if root else []
+    os.execvp("ssh", ["ssh", "-F", str(lab.paths.ssh_config), *user, name, *(words or [])])

@@ -1,0 +1,394 @@
+"""The lab: a throwaway cluster of systemd containers on this machine, made, mended and removed."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from provision.lab import cgroup, files, host, layers, network, state
+from provision.lab.command import InputError, LabError, execute
+from provision.lab.host import Mirror
+from provision.lab.progress import Progress
+from provision.lab.state import NETWORK, PROXY_PORT, Node, Paths, Spec
+
+BOOT_TIMEOUT = 60.0
+SHUTDOWN_TIMEOUT = 30.0
+MACHINES = Path("/run/systemd/nspawn/propagate")  # systemd-nspawn leaves a folder a container there
+
+
+class Lab:
+    """One lab. Its state folder tells what it should be; what is there is read from the system each time."""
+
+    def __init__(
+        self, state_dir: Path | None = None, cache: Path | None = None, progress: Progress | None = None
+    ) -> None:
+        self.paths = Paths(state_dir or state.default_state())
+        self.cache = cache or state.default_cache()
+        self.progress = progress or Progress()
+
+    @property
+    def nodes(self) -> dict[str, Node]:
+        """The nodes that the lab should have, by name; empty when there is no lab."""
+        spec = state.load(self.paths)
+        return {node.name: node for node in spec.nodes} if spec else {}
+
+    def node(self, name: str) -> Node:
+        """Raises InputError, with the names there are, for one that is not in the lab."""
+        nodes = self.nodes
+        if name not in nodes:
+            there = ", ".join(nodes) or "none: run `provision lab up`"
+            raise InputError(f"{name}: no such node in the lab at {self.paths.state}; there are {there}")
+        return nodes[name]
+
+    # ---- up and down
+
+    def up(
+        self,
+        workers: int | None = None,
+        gpus: int | None = None,
+        mirror: str | None = None,
+        layer_names: Sequence[str] | None = None,
+        fresh: bool = False,
+    ) -> None:
+        """Make the lab, or complete and mend the one that is there; returns when all nodes answer ssh.
+
+        What is not given stays as it is (at first: 2 workers, 2 GPUs each, the machine's mirror, all layers).
+        """
+        host.require(self.paths.hybrid)
+        if fresh:
+            self.down()
+        with state.locked(self.paths.state):
+            spec = self._spec(workers, gpus, mirror, layer_names)
+            self._keys()
+            old = self.nodes
+            state.save(self.paths, spec)
+            self._remove_surplus(spec.nodes)
+            self._parallel(lambda node: self._make_node(spec, node, old.get(node.name)), spec.nodes)
+            self._write_access(spec.nodes)
+            self._ensure_network()
+            self._ensure_proxy()
+            self._parallel(self._ensure_running, spec.nodes)
+
+    def down(self, cache: bool = False) -> None:
+        """Remove the lab with all that belongs to it, in whatever state; with `cache` the shared cache too."""
+        with state.locked(self.paths.state):
+            cgroup.remove(self.paths.cgroup)
+            for namespace in network.names(self.paths):
+                network.remove(namespace)
+            if MACHINES.exists():
+                for folder in MACHINES.glob(f"{self.paths.hub}-*"):
+                    folder.rmdir()
+            shutil.rmtree(self.paths.state)
+        if cache:
+            others = [g.name for g in self.paths.cgroup.parent.glob("plab-*")]
+            if others:
+                raise LabError(f"{self.cache}: other labs use it ({', '.join(others)}); take them down first")
+            shutil.rmtree(self.cache, ignore_errors=False)
+
+    def _spec(
+        self, workers: int | None, gpus: int | None, mirror: str | None, layer_names: Sequence[str] | None
+    ) -> Spec:
+        """What the lab should be: what was asked for now, else what it was, else the defaults."""
+        old = state.load(self.paths)
+        recipe = layers.load_recipe()
+        if layer_names is None:
+            layer_names = old.layers if old else [layer.name for layer in recipe.layers]
+        recipe = recipe.select(layer_names)
+        if old and (mirror is None or mirror == old.mirror):
+            source = Mirror(old.mirror, old.security)
+        else:
+            source = host.find_mirror(mirror, recipe.suite)
+        root = self.paths.cgroup.parent
+        shared = files.shared_layer(self.cache, self.paths.hybrid)
+        by_role = {
+            role: (*layers.ensure(recipe, role, source, self.cache, root, self.progress), shared)
+            for role in ("head", "worker")
+        }
+        before = old.nodes if old else ()
+        if workers is None:
+            workers = sum(node.role == "worker" for node in before) if before else 2
+        if gpus is None:
+            gpus = next((node.gpus for node in before if node.role == "worker"), 2)
+        nodes = state.plan_nodes(workers, gpus, by_role)
+        return Spec(recipe.suite, source.url, source.security, tuple(layer_names), nodes)
+
+    def _keys(self) -> None:
+        """The key that all nodes accept."""
+        if not self.paths.key.exists():
+            _make_key(self.paths.key, "provision-lab")
+        self.paths.log.mkdir(exist_ok=True)
+        (self.paths.state / "nodes").mkdir(exist_ok=True)
+
+    def _remove_surplus(self, wanted: Iterable[Node]) -> None:
+        names = {node.name for node in wanted}
+        for folder in sorted((self.paths.state / "nodes").iterdir()):
+            if folder.name not in names:
+                self._remove_node(folder.name)
+
+    def _remove_node(self, name: str) -> None:
+        cgroup.remove(self.paths.node_cgroup(name))
+        namespace = self.paths.namespace(name)
+        if namespace in network.names(self.paths):
+            network.remove(namespace)
+        shutil.rmtree(self.paths.node(name))
+
+    def _make_node(self, spec: Spec, node: Node, old: Node | None) -> None:
+        """The node's own folder: made whole under another name first, so that no half-made one is used."""
+        folder = self.paths.node(node.name)
+        if folder.exists() and old is not None and old != node:
+            if old.layers != node.layers:
+                self.progress.say(node.name, "its layers have changed: made anew")
+                self._remove_node(node.name)
+            else:
+                self.power_off(node.name)
+                files.place(
+                    folder / "upper",
+                    self._lowers(node),
+                    {"etc/default/lab": files.File(f"GPUS={node.gpus}\n")},
+                )
+        if folder.exists():
+            return
+        cgroup.remove(self.paths.node_cgroup(node.name))  # may run without its folder: nothing of it is left
+        scratch = folder.with_name(f".{node.name}")
+        if scratch.exists():
+            shutil.rmtree(scratch)
+        for part in ("upper", "work", "root", "disk", "keys"):
+            (scratch / part).mkdir(parents=True)
+        (scratch / "upper").chmod(0o755)
+        (scratch / "kmsg").touch()
+        host_key = scratch / "keys/ssh_host_ed25519_key"
+        _make_key(host_key, node.name)
+        recipe = layers.load_recipe().select(spec.layers)
+        own = files.node_files(
+            node,
+            uuid.uuid4().hex,
+            host_key.read_text(),
+            self.paths.key.with_suffix(".pub").read_text(),
+            files.apt_sources(Mirror(spec.mirror, spec.security), spec.suite, recipe.components),
+            layers.unique_files(recipe, node.role),
+        )
+        files.place(scratch / "upper", self._lowers(node), own)
+        scratch.rename(folder)
+        self.progress.say(node.name, "made")
+
+    def _lowers(self, node: Node) -> list[Path]:
+        """The node's layers as folders, highest first."""
+        return [self.cache / "layers" / name for name in reversed(node.layers)]
+
+    def _write_access(self, nodes: Sequence[Node]) -> None:
+        """known_hosts and ssh_config, from the host keys that the nodes were made with."""
+        keys = {
+            node.name: (node, (self.paths.node(node.name) / "keys/ssh_host_ed25519_key.pub").read_text())
+            for node in nodes
+        }
+        state.write_file(self.paths.known_hosts, files.known_hosts(keys))
+        config = files.ssh_config(self.paths.hub, self.paths.key, self.paths.known_hosts, nodes)
+        state.write_file(self.paths.ssh_config, config)
+
+    def _ensure_network(self) -> None:
+        cgroup.make(self.paths.cgroup)
+        cgroup.delegate(self.paths.cgroup)
+        if network.ensure_hub(self.paths):
+            cgroup.remove(self.paths.proxy_cgroup)  # one from before listens in a namespace that is gone
+
+    def _ensure_proxy(self) -> None:
+        group = self.paths.proxy_cgroup
+        if cgroup.populated(group):
+            try:
+                network.answers(self.paths, f"{NETWORK}.1", PROXY_PORT)
+                return
+            except OSError:
+                self.progress.say("packages", "the package cache does not answer: started anew")
+        cgroup.remove(group)
+        cgroup.make(group)
+        argv = [
+            *(sys.executable, "-m", "provision.lab.proxy", "--listen", f"{NETWORK}.1:{PROXY_PORT}"),
+            *("--netns", str(network.RUN / self.paths.hub), "--cache", str(self.cache / "packages")),
+        ]
+        with (self.paths.log / "proxy.log").open("a") as log:
+            process = subprocess.Popen(
+                cgroup.detached(group, argv),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=state.python_environment(),
+            )
+        with process:  # ends at once; the package cache keeps its standard output until it listens
+            assert process.stdout is not None
+            if not process.stdout.readline():
+                raise LabError(f"the package cache did not start: see {self.paths.log / 'proxy.log'}")
+
+    # ---- one node
+
+    def _ensure_running(self, node: Node) -> None:
+        """Start the node unless it runs, mend its network, wait for its ssh."""
+        group = self.paths.machine_cgroup(node.name)
+        if cgroup.frozen(group):
+            cgroup.freeze(group, False)
+        payload = cgroup.pids(group / "payload")
+        if payload and not network.is_in(self.paths.namespace(node.name), payload[0]):
+            self.progress.say(node.name, "runs without its network: switched off")
+            cgroup.remove(self.paths.node_cgroup(node.name))
+        network.ensure_node(self.paths, node)
+        if not self.running(node.name):
+            self.progress.say(node.name, "starting")
+            self._power_on(node)
+        network.wait_ssh(self.paths, node, BOOT_TIMEOUT, lambda: self.running(node.name))
+        self._wait_login(node)
+        self.progress.say(node.name, f"answers at {node.address}")
+
+    def state_of(self, name: str) -> str:
+        """What the system says of the node: running, frozen, off, or unreachable (runs without ssh)."""
+        node = self.node(name)
+        if not self.running(name):
+            return "off"
+        if cgroup.frozen(self.paths.machine_cgroup(name)):
+            return "frozen"
+        try:
+            answering = network.answers(self.paths, node.address, network.SSH_PORT).startswith(b"SSH-")
+        except OSError:
+            answering = False
+        return "running" if answering else "unreachable"
+
+    def running(self, name: str) -> bool:
+        """Whether the node is powered: its supervisor lives (between two boots nothing else does)."""
+        return cgroup.populated(self.paths.node_cgroup(name) / "supervisor")
+
+    def _power_on(self, node: Node) -> None:
+        """Start the node's supervisor in a control group and a mount namespace of its own."""
+        folder = self.paths.node(node.name)
+        group = self.paths.node_cgroup(node.name)
+        cgroup.remove(group)
+        cgroup.make(group)
+        cgroup.delegate(group)
+        cgroup.make(group / "supervisor")
+        machine = self.paths.namespace(node.name)
+        boot = {
+            "name": node.name,
+            "lowers": [str(lower) for lower in self._lowers(node)],
+            **{part: str(folder / part) for part in ("upper", "work", "root", "kmsg")},
+            "cgroup": str(self.paths.machine_cgroup(node.name)),
+            "netns": str(network.RUN / machine),
+            "environment": {
+                "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1",
+                "SYSTEMD_NSPAWN_API_VFS_WRITABLE": "network",
+            },
+            "command": [
+                *(
+                    "systemd-nspawn",
+                    "--quiet",
+                    "--boot",
+                    "--register=no",
+                    "--keep-unit",
+                    f"--directory={folder / 'root'}",
+                ),
+                *(
+                    f"--machine={machine}",
+                    f"--hostname={node.name}",
+                    f"--network-namespace-path={network.RUN / machine}",
+                ),
+                *("--resolv-conf=off", "--timezone=off", "--link-journal=no", "--console=pipe"),
+                *(f"--bind={folder / 'disk'}:/data", f"--bind={folder / 'kmsg'}:{files.KERNEL_MESSAGES}"),
+                "--bind=/dev/fuse",
+                "--capability=CAP_BPF,CAP_PERFMON",
+                "--system-call-filter=bpf open_by_handle_at",
+            ],
+        }
+        state.write_json(folder / "boot.json", boot)
+        argv = [
+            "unshare",
+            "--mount",
+            sys.executable,
+            "-m",
+            "provision.lab.supervisor",
+            str(folder / "boot.json"),
+        ]
+        with (self.paths.log / f"{node.name}.console").open("ab") as console:
+            subprocess.run(
+                cgroup.detached(group / "supervisor", argv),
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=console,
+                env=state.python_environment(),
+                check=True,
+            )
+
+    def _wait_login(self, node: Node) -> None:
+        """Wait for the end of the boot: the login of ordinary users opens a moment after sshd does."""
+        booted = self.run(node.name, "systemctl is-system-running --wait", timeout=BOOT_TIMEOUT)
+        if booted.stdout.strip() not in ("running", "degraded"):
+            raise LabError(
+                f"{node.name}: does not finish its boot: {booted.stdout.strip()} {booted.stderr.strip()}"
+            )
+
+    def power_off(self, name: str) -> None:
+        """Shut the node down as its power button does; what does not end in time is ended."""
+        group = self.paths.node_cgroup(name)
+        if not cgroup.frozen(self.paths.machine_cgroup(name)):
+            for pid in cgroup.pids(group / "supervisor"):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, 15)
+            cgroup.wait_empty(group, SHUTDOWN_TIMEOUT)
+        cgroup.remove(group)
+
+    def power_loss(self, name: str) -> None:
+        """End all of the node at once."""
+        cgroup.remove(self.paths.node_cgroup(name))
+
+    # ---- use
+
+    def ssh(self, name: str, user: str = "ops") -> list[str]:
+        """The words that start a command on the node: append it as one word."""
+        return [
+            "ssh",
+            "-F",
+            str(self.paths.ssh_config),
+            "-o",
+            "BatchMode=yes",
+            "-l",
+            user,
+            self.node(name).name,
+        ]
+
+    def run(
+        self,
+        name: str,
+        command: str | Sequence[str],
+        *,
+        user: str = "root",
+        timeout: float = 60,
+        stdin: str | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a shell command (or words) on the node; never raises for its exit status."""
+        text = command if isinstance(command, str) else shlex.join(command)
+        return subprocess.run(
+            [*self.ssh(name, user), text],
+            input=stdin or "",
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    def _parallel(self, work: Callable[[Node], None], nodes: Sequence[Node]) -> None:
+        """Do `work` on all nodes at once; the failures of all of them in one LabError."""
+        with ThreadPoolExecutor(max_workers=max(1, len(nodes))) as pool:
+            futures = [pool.submit(work, node) for node in nodes]
+        failed = [str(future.exception()) for future in futures if future.exception() is not None]
+        unexpected = [e for f in futures if (e := f.exception()) is not None and not isinstance(e, LabError)]
+        if unexpected:
+            raise unexpected[0]
+        if failed:
+            raise LabError("\n".join(failed))
+
+
+def _make_key(path: Path, comment: str) -> None:
+    execute(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", path])

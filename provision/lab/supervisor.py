@@ -1,0 +1,65 @@
+"""Keeps one node of the lab: mounts its root, starts it, and starts it again when it reboots.
+
+    python -m provision.lab.supervisor BOOT_JSON
+
+Runs in a mount namespace of its own, so that the machine never sees the node's root; when the last process of
+the node has ended, its mounts are gone too. SIGTERM shuts the node down.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from provision.lab import cgroup
+
+REBOOT = 133  # exit status of systemd-nspawn --keep-unit when the container asked for a reboot
+
+
+def prepare(boot: dict[str, Any]) -> None:
+    """What power-on does: no processes, no kernel messages, no firewall rules from the time before."""
+    group = Path(boot["cgroup"])
+    cgroup.remove(group)
+    group.mkdir()
+    with open(boot["kmsg"], "w"):
+        pass
+    subprocess.run(["nsenter", f"--net={boot['netns']}", "nft", "flush", "ruleset"], check=True)
+
+
+def mount(boot: dict[str, Any]) -> None:
+    """Stack the node's own folder on its layers."""
+    options = f"lowerdir={':'.join(boot['lowers'])},upperdir={boot['upper']},workdir={boot['work']}"
+    subprocess.run(["mount", "-t", "overlay", boot["name"], "-o", options, boot["root"]], check=True)
+
+
+def main() -> int:
+    boot = json.loads(Path(sys.argv[1]).read_text())
+    machine: subprocess.Popen[bytes] | None = None
+    stopping = False
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal stopping
+        stopping = True
+        if machine is not None:
+            machine.terminate()
+
+    signal.signal(signal.SIGTERM, stop)
+    mount(boot)
+    environment = {**os.environ, **boot["environment"]}
+    status = REBOOT
+    while status == REBOOT and not stopping:
+        prepare(boot)
+        machine = subprocess.Popen(cgroup.entering(Path(boot["cgroup"]), boot["command"]), env=environment)
+        status = machine.wait()
+        print(f"supervisor: {boot['name']}: exit status {status}", flush=True)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
