@@ -1,0 +1,274 @@
+"""Looks at monitoring as it runs: the exporter of every node, the servers and what they really scrape."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from provision.components.prometheus import exports
+from provision.report.model import Verdict
+from provision.verify.check import Found, Target, check, expect, unknown
+
+_REFUSED = 7  # curl: nothing listens there
+
+
+class Unreadable(Exception):
+    """An answer that is not what it should be, with what it was."""
+
+
+@check("node-exporter-answers")
+def exporter_answers(at: Target) -> Found:
+    address = f"{exports.url(at.node, exports.EXPORTER)}/metrics"
+    answer = _get(at, address)
+    if answer.refused:
+        unit = at.profile.unit("node-exporter")
+        return _down("nothing listens", "the node exporter's metrics", unit, address)
+    if answer.text is None:
+        return unknown(answer.error, source=address)
+    samples = parse_metrics(answer.text)
+    textfile = samples.get('node_scrape_collector_success{collector="textfile"}')
+    errors = samples.get("node_textfile_scrape_error")
+    if not any(name.startswith("node_exporter_build_info") for name in samples) or errors is None:
+        return unknown(
+            "the answer holds no metrics of a node exporter with a textfile collector", source=address
+        )
+    return expect(
+        f"textfile collector {'works' if textfile == 1 else 'fails'}, {errors:.0f} unreadable files",
+        "textfile collector works, 0 unreadable files",
+        action="the exporter's log names the file: journalctl -u " + at.profile.unit("node-exporter"),
+        source=address,
+    )
+
+
+@check("prometheus-config-loaded", role="monitor")
+def config_loaded(at: Target) -> Found:
+    return _loaded(at, "prometheus", exports.SERVER, (exports.CONFIG, exports.RULES))
+
+
+@check("alertmanager-config-loaded", role="monitor")
+def alertmanager_loaded(at: Target) -> Found:
+    return _loaded(at, "alertmanager", exports.ALERTMANAGER, (exports.ALERTMANAGER_CONFIG,))
+
+
+@check("prometheus-targets", role="monitor")
+def targets_exact(at: Target) -> Found:
+    """What is scraped is what the site file says, nothing less and nothing that is gone."""
+    address = f"{exports.url(at.node, exports.SERVER)}/api/v1/targets?state=active"
+    answer = _get(at, address)
+    if answer.text is None:
+        return unknown(answer.error, source=address)
+    try:
+        scraped = set(parse_targets(answer.text))
+    except Unreadable as error:
+        return unknown(str(error), source=address)
+    expected = exports.expected_targets(at.site)
+    differences = [
+        *(f"not scraped: {job} {instance}" for job, instance in sorted(expected - scraped)),
+        *(f"not of this site: {job} {instance}" for job, instance in sorted(scraped - expected)),
+    ]
+    if not differences:
+        return Found(Verdict.PASS, f"{len(scraped)} targets", f"{len(expected)} targets", source=address)
+    return Found(
+        Verdict.FAIL,
+        "; ".join(differences),
+        f"exactly the {len(expected)} targets of the site file",
+        action="provision apply --component prometheus",
+        source=address,
+    )
+
+
+@check("prometheus-targets-up", role="monitor")
+def targets_up(at: Target) -> Found:
+    address = f"{exports.url(at.node, exports.SERVER)}/api/v1/targets?state=active"
+    answer = _get(at, address)
+    if answer.text is None:
+        return unknown(answer.error, source=address)
+    try:
+        scraped = parse_targets(answer.text)
+    except Unreadable as error:
+        return unknown(str(error), source=address)
+    if not scraped:
+        return unknown("the server scrapes nothing", source=address)
+    down = [
+        f"{instance}: {error}"
+        for (_, instance), (health, error) in sorted(scraped.items())
+        if health == "down"
+    ]
+    if down:
+        return Found(
+            Verdict.FAIL,
+            "; ".join(down),
+            "all targets up",
+            action="is the node up, its exporter running, and its port open?",
+            source=address,
+        )
+    waiting = [instance for (_, instance), (health, _) in sorted(scraped.items()) if health != "up"]
+    if waiting:
+        return unknown(
+            f"not scraped yet: {', '.join(waiting)}", source=address, action="verify again in a minute"
+        )
+    return Found(Verdict.PASS, f"{len(scraped)} up", "all targets up", source=address)
+
+
+@check("prometheus-rules", role="monitor")
+def rules_loaded(at: Target) -> Found:
+    address = f"{exports.url(at.node, exports.SERVER)}/api/v1/rules?type=alert"
+    answer = _get(at, address)
+    if answer.text is None:
+        return unknown(answer.error, source=address)
+    try:
+        loaded = parse_rules(answer.text)
+    except Unreadable as error:
+        return unknown(str(error), source=address)
+    broken = [f"{name}: {error}" for rules in loaded.values() for name, error in rules.items() if error]
+    missing = [
+        f"{name} is not loaded"
+        for group, names in exports.expected_rules().items()
+        for name in sorted(names - loaded.get(group, {}).keys())
+    ]
+    return expect(
+        "; ".join([*broken, *missing]) or "all rules are loaded and evaluated",
+        "all rules are loaded and evaluated",
+        action="provision apply --component prometheus",
+        source=address,
+    )
+
+
+@check("alertmanager-receives", role="monitor")
+def alertmanager_receives(at: Target) -> Found:
+    """Alertmanager is ready, and the server on this node sends to every one of the site."""
+    address = f"{exports.url(at.node, exports.ALERTMANAGER)}/-/ready"
+    ready = _get(at, address)
+    if ready.refused:
+        return _down("nothing listens", "Alertmanager is ready", at.profile.unit("alertmanager"), address)
+    if ready.text is None:
+        return unknown(ready.error, source=address)
+    address = f"{exports.url(at.node, exports.SERVER)}/api/v1/alertmanagers"
+    answer = _get(at, address)
+    if answer.text is None:
+        return unknown(answer.error, source=address)
+    try:
+        known = parse_alertmanagers(answer.text)
+    except Unreadable as error:
+        return unknown(str(error), source=address)
+    wanted = {exports.host_port(each, exports.ALERTMANAGER) for each in at.site.with_role("monitor")}
+    return expect(
+        ", ".join(sorted(known)) or "none",
+        ", ".join(sorted(wanted)),
+        action="provision apply --component prometheus",
+        source=address,
+    )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a service said to a GET: its text, or why there is none."""
+
+    text: str | None
+    error: str = ""
+    refused: bool = False
+
+
+def _get(at: Target, address: str) -> Answer:
+    """Ask a service from the node that it runs on."""
+    result = at.host.run(
+        f"curl --silent --show-error --noproxy '*' --globoff --fail --max-time 20 {shlex.quote(address)}"
+    )
+    if result.rc == 0:
+        return Answer(result.stdout)
+    said = result.stderr.strip() or f"curl: exit status {result.rc}"
+    return Answer(None, said, refused=result.rc == _REFUSED)
+
+
+def _down(read: str, expected: str, unit: str, source: str) -> Found:
+    return Found(Verdict.FAIL, read, expected, action=f"journalctl -u {unit}", source=source)
+
+
+def _loaded(at: Target, name: str, port: int, read: tuple[str, ...]) -> Found:
+    """Whether a service has accepted its configuration, and since its files were last changed."""
+    address = f"{exports.url(at.node, port)}/metrics"
+    answer = _get(at, address)
+    if answer.text is None:
+        return unknown(answer.error, source=address)
+    samples = parse_metrics(answer.text)
+    accepted = samples.get(f"{name}_config_last_reload_successful")
+    loaded = samples.get(f"{name}_config_last_reload_success_timestamp_seconds")
+    if accepted is None or loaded is None:
+        return unknown(f"no {name}_config_last_reload_successful in its metrics", source=address)
+    files = at.host.run(f"stat -c %.Y -- {shlex.join(read)}")
+    # A server that this tool did not set up reads other files: then only its own word counts.
+    changed = max(map(float, files.stdout.split())) if files.rc == 0 else 0.0
+    state = "refused" if accepted != 1 else "older than its files" if loaded < changed else "loaded"
+    unit = at.profile.unit(name)
+    return expect(
+        f"configuration {state}",
+        "configuration loaded",
+        action=f"journalctl -u {unit} says what is wrong; then provision apply --component prometheus",
+        source=address,
+    )
+
+
+_SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*(?:\{.*\})?) +(\S+)(?: +-?\d+)?")
+
+
+def parse_metrics(text: str) -> dict[str, float]:
+    """Samples of Prometheus' text format by name with labels as written; lines that are none are left out."""
+    samples: dict[str, float] = {}
+    for line in text.splitlines():
+        matched = _SAMPLE.fullmatch(line)
+        if matched is None:
+            continue
+        try:
+            samples[matched[1]] = float(matched[2])
+        except ValueError:
+            continue
+    return samples
+
+
+def parse_targets(text: str) -> dict[tuple[str, str], tuple[str, str]]:
+    """(job, instance) -> (health, last error) from /api/v1/targets. Raises Unreadable."""
+    found: dict[tuple[str, str], tuple[str, str]] = {}
+    for target in _list(_data(text), "activeTargets"):
+        labels = target.get("labels") or {}
+        key = (str(labels.get("job")), str(labels.get("instance")))
+        found[key] = (str(target.get("health")), str(target.get("lastError") or ""))
+    return found
+
+
+def parse_rules(text: str) -> dict[str, dict[str, str]]:
+    """Group -> rule -> last error (empty: none) from /api/v1/rules. Raises Unreadable."""
+    return {
+        str(group.get("name")): {
+            str(rule.get("name")): str(rule.get("lastError") or "") for rule in _list(group, "rules")
+        }
+        for group in _list(_data(text), "groups")
+    }
+
+
+def parse_alertmanagers(text: str) -> set[str]:
+    """host:port of each Alertmanager that is sent to, from /api/v1/alertmanagers. Raises Unreadable."""
+    urls = (str(each.get("url")) for each in _list(_data(text), "activeAlertmanagers"))
+    return {address.split("/")[2] if address.count("/") > 2 else address for address in urls}
+
+
+def _data(text: str) -> Mapping[str, Any]:
+    try:
+        document = json.loads(text)
+    except ValueError:
+        raise Unreadable(f"no JSON: {text[:80]!r}") from None
+    data = document.get("data") if isinstance(document, dict) else None
+    if not isinstance(data, dict) or document.get("status") != "success":
+        raise Unreadable(f"not an answer of Prometheus: {text[:80]!r}")
+    return data
+
+
+def _list(data: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """The list at `key`. An answer without it is one to another question, not an empty one."""
+    items = data.get(key)
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise Unreadable(f"no list {key} in the answer of Prometheus")
+    return items

@@ -1,0 +1,264 @@
+"""What monitoring is made of, from the site file alone: files, command lines, targets, ports."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+from provision.components.exported import Port, Scrape, scrapes
+from provision.components.prometheus.settings import Alerts, Hidden, MonitoringSettings
+from provision.engine.deploy import render
+from provision.site.models import Node, Site
+
+SERVER, ALERTMANAGER, GOSSIP, EXPORTER = 9090, 9093, 9094, 9100
+
+PORTS = (
+    Port(SERVER, "monitor", "Prometheus"),
+    Port(ALERTMANAGER, "monitor", "Alertmanager"),
+    Port(GOSSIP, "monitor", "Alertmanager among its peers"),
+    Port(GOSSIP, "monitor", "Alertmanager among its peers", "udp"),
+    Port(EXPORTER, "*", "node exporter"),
+)
+SCRAPE = (
+    Scrape("node", "*", EXPORTER),
+    Scrape("prometheus", "monitor", SERVER),
+    Scrape("alertmanager", "monitor", ALERTMANAGER),
+)
+
+# Beside the packages' own files, which stay as they came: an upgrade then has nothing to ask.
+CONFIG = "/etc/prometheus/provision.yml"
+RULES = "/etc/prometheus/rules/provision.yml"
+ALERTMANAGER_CONFIG = "/etc/prometheus/provision-alertmanager.yml"
+
+
+def host_port(node: Node, port: int) -> str:
+    """Where others reach `port` of `node`: its address in the site file, its name where it has none."""
+    return f"{_bracketed(node.address or node.name)}:{port}"
+
+
+def listen(node: Node, port: int) -> str:
+    """The address to listen on: the management address alone.
+
+    A node without an address in the site file is known by a name that DNS resolves, and its own hosts file
+    may give that name to the loopback: it listens on all addresses, and the firewall closes what is too much.
+    """
+    return host_port(node, port) if node.address else f":{port}"
+
+
+def url(node: Node, port: int) -> str:
+    """The base URL of a service as it is reached on the node itself."""
+    return f"http://{host_port(node, port)}" if node.address else f"http://localhost:{port}"
+
+
+def targets(site: Site) -> dict[str, list[dict[str, Any]]]:
+    """Job -> target groups as Prometheus' file discovery reads them, of everything that components export.
+
+    Every node of the site file is a target, whether it is up today or not.
+    """
+    jobs: dict[str, list[dict[str, Any]]] = {}
+    for scrape in scrapes(site):
+        jobs.setdefault(scrape.job, []).extend(
+            {
+                "targets": [host_port(node, scrape.port)],
+                "labels": {
+                    "instance": f"{node.name}:{scrape.port}",
+                    "node": node.name,
+                    "group": node.group,
+                },
+            }
+            for node in site.with_role(scrape.role)
+        )
+    return jobs
+
+
+def targets_path(job: str) -> str:
+    return f"/etc/prometheus/targets/{job}.json"
+
+
+def targets_json(groups: Sequence[dict[str, Any]]) -> str:
+    """The content of `targets_path`."""
+    return json.dumps(groups, indent=1) + "\n"
+
+
+def expected_targets(site: Site) -> set[tuple[str, str]]:
+    """(job, instance) of every target that a server of this site must scrape, and no other."""
+    return {(job, group["labels"]["instance"]) for job, groups in targets(site).items() for group in groups}
+
+
+def prometheus_yml(site: Site, node: Node, settings: MonitoringSettings) -> str:
+    """The server's configuration on `node`."""
+    monitors = site.with_role("monitor")
+    paths: dict[str, str] = {}
+    for scrape in scrapes(site):
+        if paths.setdefault(scrape.job, scrape.path) != scrape.path:
+            raise ValueError(f"scrape job {scrape.job}: two paths, {paths[scrape.job]} and {scrape.path}")
+    external = {"cluster": site.cluster}
+    if len(monitors) > 1:
+        external["replica"] = node.name
+    document: dict[str, Any] = {
+        "global": {
+            "scrape_interval": settings.interval,
+            "evaluation_interval": settings.interval,
+            "external_labels": external,
+        },
+        "rule_files": ["/etc/prometheus/rules/*.yml"],
+        "alerting": {
+            # Without this the same alert from two servers would be two alerts.
+            "alert_relabel_configs": [{"regex": "replica", "action": "labeldrop"}],
+            "alertmanagers": [
+                {"static_configs": [{"targets": [host_port(each, ALERTMANAGER) for each in monitors]}]}
+            ],
+        },
+        "scrape_configs": [
+            {
+                "job_name": job,
+                "metrics_path": path,
+                "file_sd_configs": [{"files": [targets_path(job)]}],
+            }
+            for job, path in sorted(paths.items())
+        ],
+    }
+    return yaml.safe_dump(document, sort_keys=False)
+
+
+def rules_yml() -> str:
+    """The alerting rules: a file as it is, since its own placeholders look like a template's."""
+    return files("provision.components.prometheus").joinpath("templates", "rules.yml").read_text()
+
+
+def expected_rules() -> dict[str, set[str]]:
+    """Group -> names of the alerts in `rules_yml`."""
+    document = yaml.safe_load(rules_yml())
+    return {group["name"]: {rule["alert"] for rule in group["rules"]} for group in document["groups"]}
+
+
+def alertmanager_yml(site: Site, settings: MonitoringSettings) -> str:
+    """Alertmanager's configuration, with its secrets in clear text: write it as a secret.
+
+    Raises SecretMissing when a file or variable that the site file names is not there.
+    """
+    receiver = _receiver(site, settings.alerts)
+    document: dict[str, Any] = {
+        "route": {
+            "receiver": receiver["name"],
+            "group_by": ["alertname", "cluster"],
+            "group_wait": "30s",
+            "group_interval": "5m",
+            "repeat_interval": settings.alerts.repeat,
+        },
+        # A node that is down is one alert, not one for each thing on it.
+        "inhibit_rules": [
+            {
+                "source_matchers": ['alertname="NodeDown"'],
+                "target_matchers": ['alertname!="NodeDown"'],
+                "equal": ["cluster", "node"],
+            }
+        ],
+        "receivers": [receiver],
+    }
+    return yaml.safe_dump(document, sort_keys=False)
+
+
+def _receiver(site: Site, alerts: Alerts) -> dict[str, Any]:
+    receiver: dict[str, Any] = {"name": "site"}
+    if alerts.webhook:
+        url = reveal(site, alerts.webhook, "monitoring.alerts.webhook")
+        receiver["webhook_configs"] = [{"url": url, "send_resolved": True}]
+    if alerts.slack:
+        url = reveal(site, alerts.slack.url, "monitoring.alerts.slack.url")
+        receiver["slack_configs"] = [{"api_url": url, "channel": alerts.slack.channel, "send_resolved": True}]
+    if alerts.mail:
+        mail: dict[str, Any] = {
+            "to": ", ".join(alerts.mail.to),
+            "from": alerts.mail.sender,
+            "smarthost": alerts.mail.smarthost,
+            "require_tls": alerts.mail.require_tls,
+            "send_resolved": True,
+        }
+        if alerts.mail.user:
+            mail["auth_username"] = alerts.mail.user
+        if alerts.mail.password:
+            mail["auth_password"] = reveal(site, alerts.mail.password, "monitoring.alerts.mail.password")
+        receiver["email_configs"] = [mail]
+    return receiver
+
+
+class SecretMissing(Exception):
+    """The site file names a file or variable for a secret that is not there."""
+
+
+def reveal(site: Site, hidden: Hidden, key: str) -> str:
+    """The text of a secret; `key` is where the site file names it, for the error."""
+    if hidden.value is not None:
+        return hidden.value.get_secret_value()
+    if hidden.env is not None:
+        text = os.environ.get(hidden.env, "").strip()
+        if not text:
+            raise SecretMissing(
+                f"{site.path}: {key}.env: the variable {hidden.env} is not set: export it and run again"
+            )
+        return text
+    assert hidden.file is not None
+    path = site.directory / hidden.file.expanduser()
+    try:
+        text = path.read_text().strip()
+    except OSError as error:
+        raise SecretMissing(f"{site.path}: {key}.file: cannot read {path}: {error.strerror}") from None
+    if not text:
+        raise SecretMissing(f"{site.path}: {key}.file: {path} is empty")
+    return text
+
+
+def server_dropin(binary: str, data: str, node: Node, settings: MonitoringSettings) -> str:
+    """The systemd drop-in that starts the server with this configuration."""
+    words = [
+        binary,
+        f"--config.file={CONFIG}",
+        f"--storage.tsdb.path={data}",
+        f"--storage.tsdb.retention.time={settings.retention}",
+        *([f"--storage.tsdb.retention.size={settings.retention_size}"] if settings.retention_size else []),
+        f"--web.listen-address={listen(node, SERVER)}",
+    ]
+    return _dropin(words)
+
+
+def alertmanager_dropin(binary: str, data: str, site: Site, node: Node) -> str:
+    """The systemd drop-in of Alertmanager; several monitors tell each other what they have sent."""
+    peers = [other for other in site.with_role("monitor") if other.name != node.name]
+    words = [
+        binary,
+        f"--config.file={ALERTMANAGER_CONFIG}",
+        f"--storage.path={data}",
+        f"--web.listen-address={listen(node, ALERTMANAGER)}",
+        f"--cluster.listen-address={listen(node, GOSSIP) if peers else ''}",
+        *(f"--cluster.peer={host_port(peer, GOSSIP)}" for peer in peers),
+    ]
+    return _dropin(words)
+
+
+def exporter_dropin(binary: str, textfiles: str, node: Node) -> str:
+    """The systemd drop-in of the node exporter."""
+    return _dropin(
+        [
+            binary,
+            f"--web.listen-address={listen(node, EXPORTER)}",
+            f"--collector.textfile.directory={textfiles}",
+        ]
+    )
+
+
+def _dropin(words: Sequence[str]) -> str:
+    return render("prometheus", "dropin.conf.j2", command=" \\\n  ".join(words))
+
+
+def _bracketed(host: str) -> str:
+    try:
+        return f"[{host}]" if ipaddress.ip_address(host).version == 6 else host
+    except ValueError:
+        return host

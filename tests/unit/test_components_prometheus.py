@@ -1,0 +1,264 @@
+"""Monitoring: what is rendered from a site file, and how the servers' answers are read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from provision.components import exported
+from provision.components.exported import Port, Scrape, ports, scrapes
+from provision.components.prometheus import checks, exports
+from provision.components.prometheus.settings import MonitoringSettings
+from provision.site.models import Site, SiteFile
+
+GROUPS: dict[str, Any] = {
+    "head": {"hosts": "h1", "addresses": "192.0.2.1", "roles": ["head", "monitor"]},
+    "gpu": {"hosts": "g[1-2]", "addresses": "192.0.2.[11-12]", "roles": ["worker"]},
+}
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what monitoring itself exports, whatever other components offer."""
+    monkeypatch.setattr(exported, "COMPONENTS", {"prometheus": "monitoring"})
+
+
+def make_site(tmp_path: Path, groups: dict[str, Any] | None = None, **monitoring: Any) -> Site:
+    document = {"cluster": "tiny", "groups": groups or GROUPS, "monitoring": monitoring}
+    return Site.from_file(SiteFile.model_validate(document), tmp_path / "tiny.yml")
+
+
+def settings(site: Site) -> MonitoringSettings:
+    return site.settings("prometheus", site.head, MonitoringSettings)
+
+
+def test_every_node_of_the_site_file_is_a_target(tmp_path: Path) -> None:
+    site = make_site(tmp_path)
+    node = exports.targets(site)["node"]
+    assert [group["targets"] for group in node] == [
+        ["192.0.2.1:9100"],
+        ["192.0.2.11:9100"],
+        ["192.0.2.12:9100"],
+    ]
+    assert node[2]["labels"] == {"instance": "g2:9100", "node": "g2", "group": "gpu"}
+    assert exports.expected_targets(site) == {
+        ("node", "h1:9100"),
+        ("node", "g1:9100"),
+        ("node", "g2:9100"),
+        ("prometheus", "h1:9090"),
+        ("alertmanager", "h1:9093"),
+    }
+    assert json.loads(exports.targets_json(node)) == node
+
+
+def test_what_other_components_export_is_scraped_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exports, "SCRAPE", (*exports.SCRAPE, Scrape("gpu", "worker", 9400, "/gpu")))
+    site = make_site(tmp_path)
+    assert {instance for job, instance in exports.expected_targets(site) if job == "gpu"} == {
+        "g1:9400",
+        "g2:9400",
+    }
+    document = yaml.safe_load(exports.prometheus_yml(site, site.head, settings(site)))
+    job = next(job for job in document["scrape_configs"] if job["job_name"] == "gpu")
+    assert job["metrics_path"] == "/gpu"
+    assert job["file_sd_configs"] == [{"files": ["/etc/prometheus/targets/gpu.json"]}]
+
+
+def test_one_job_with_two_paths_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exports, "SCRAPE", (Scrape("x", "*", 1, "/a"), Scrape("x", "*", 2, "/b")))
+    site = make_site(tmp_path)
+    with pytest.raises(ValueError, match="scrape job x: two paths"):
+        exports.prometheus_yml(site, site.head, settings(site))
+
+
+def test_a_component_that_is_not_named_exports_nothing(tmp_path: Path) -> None:
+    document = {"cluster": "tiny", "groups": GROUPS}
+    site = Site.from_file(SiteFile.model_validate(document), tmp_path / "tiny.yml")
+    assert list(ports(site)) == []
+    assert list(scrapes(site)) == []
+    assert Port(9100, "*", "node exporter") in set(ports(make_site(tmp_path)))
+
+
+def test_servers_listen_on_the_management_address_alone(tmp_path: Path) -> None:
+    site = make_site(tmp_path, retention="90d", retention_size="50GB")
+    server = exports.server_dropin("/bin/prometheus", "/data", site.head, settings(site))
+    assert "--web.listen-address=192.0.2.1:9090" in server
+    assert "--storage.tsdb.retention.time=90d" in server
+    assert "--storage.tsdb.retention.size=50GB" in server
+    assert "ExecStart=\nExecStart=/bin/prometheus \\\n" in server
+    assert "--web.listen-address=192.0.2.11:9100" in exports.exporter_dropin("/bin/e", "/t", site.nodes["g1"])
+
+
+def test_addresses_of_both_families_and_none(tmp_path: Path) -> None:
+    groups = {
+        "head": {"hosts": "h1", "addresses": "2001:db8::1", "roles": ["head", "monitor"]},
+        "gpu": {"hosts": "g1", "roles": ["worker"]},
+    }
+    site = make_site(tmp_path, groups)
+    assert exports.host_port(site.head, 9090) == "[2001:db8::1]:9090"
+    assert exports.url(site.head, 9090) == "http://[2001:db8::1]:9090"
+    assert exports.host_port(site.nodes["g1"], 9100) == "g1:9100"
+    assert exports.listen(site.nodes["g1"], 9100) == ":9100"
+    assert exports.url(site.nodes["g1"], 9100) == "http://localhost:9100"
+
+
+def test_one_monitor_has_no_peers_two_know_each_other(tmp_path: Path) -> None:
+    site = make_site(tmp_path)
+    alone = exports.alertmanager_dropin("/bin/a", "/d", site, site.head)
+    assert "--cluster.listen-address=\n" in alone
+    assert "--cluster.peer" not in alone
+    pair = {"head": {"hosts": "h[1-2]", "addresses": "192.0.2.[1-2]", "roles": ["head", "monitor"]}}
+    site = make_site(tmp_path, pair)
+    assert "--cluster.peer=192.0.2.2:9094" in exports.alertmanager_dropin("/bin/a", "/d", site, site.head)
+    document = yaml.safe_load(exports.prometheus_yml(site, site.nodes["h2"], settings(site)))
+    assert document["global"]["external_labels"] == {"cluster": "tiny", "replica": "h2"}
+    receivers = document["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"]
+    assert receivers == ["192.0.2.1:9093", "192.0.2.2:9093"]
+
+
+def test_secrets_of_receivers_come_from_file_environment_or_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mail.secret").write_text("pa55\n")
+    monkeypatch.setenv("CHAT_URL", "https://chat.example/T1")
+    alerts = {
+        "webhook": "https://hook.example/x",
+        "slack": {"url": {"env": "CHAT_URL"}, "channel": "#gpu"},
+        "mail": {
+            "to": ["a@example.org", "b@example.org"],
+            "sender": "cluster@example.org",
+            "smarthost": "mail.example.org:587",
+            "user": "cluster",
+            "password": {"file": "mail.secret"},
+        },
+    }
+    site = make_site(tmp_path, alerts=alerts)
+    (receiver,) = yaml.safe_load(exports.alertmanager_yml(site, settings(site)))["receivers"]
+    assert receiver["webhook_configs"] == [{"url": "https://hook.example/x", "send_resolved": True}]
+    assert receiver["slack_configs"][0]["api_url"] == "https://chat.example/T1"
+    (mail,) = receiver["email_configs"]
+    assert (mail["to"], mail["auth_password"]) == ("a@example.org, b@example.org", "pa55")
+    assert "hook.example" not in repr(site.file)
+    assert "hook.example" not in site.file.model_dump_json()
+
+
+@pytest.mark.parametrize(
+    ("hidden", "message"),
+    [
+        ({"env": "NOT_SET_ANYWHERE"}, r"monitoring\.alerts\.webhook\.env: .* NOT_SET_ANYWHERE is not set"),
+        ({"file": "none.secret"}, r"monitoring\.alerts\.webhook\.file: cannot read .*/none\.secret"),
+        ({"file": "empty.secret"}, r"empty\.secret is empty"),
+    ],
+)
+def test_a_secret_that_is_not_there_is_named(tmp_path: Path, hidden: dict[str, str], message: str) -> None:
+    (tmp_path / "empty.secret").write_text("\n")
+    site = make_site(tmp_path, alerts={"webhook": hidden})
+    with pytest.raises(exports.SecretMissing, match=message):
+        exports.alertmanager_yml(site, settings(site))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"retention": "30"},
+        {"retention": "thirty days"},
+        {"retention": ""},
+        {"retention_size": "50"},
+        {"interval": "15"},
+        {"alerts": {"webhook": {}}},
+        {"alerts": {"webhook": {"env": "A", "value": "b"}}},
+        {"alerts": {"mail": {"to": [], "sender": "a@b", "smarthost": "m:25"}}},
+        {"alerts": {"mail": {"to": ["a@b"], "sender": "a@b", "smarthost": "m"}}},
+        {"alerts": {"pager": "x"}},
+    ],
+)
+def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        MonitoringSettings.model_validate(wrong)
+
+
+def test_settings_survive_the_merge_with_a_node_s_own(tmp_path: Path) -> None:
+    groups = {"head": GROUPS["head"] | {"settings": {"prometheus": {"retention": "7d"}}}}
+    site = make_site(tmp_path, groups, retention="90d", alerts={"webhook": "https://hook.example/x"})
+    found = settings(site)
+    assert found.retention == "7d"
+    assert found.alerts.webhook is not None
+    assert found.alerts.webhook.value is not None
+    assert found.alerts.webhook.value.get_secret_value() == "https://hook.example/x"
+
+
+def test_the_rules_name_what_the_check_expects() -> None:
+    rules = exports.expected_rules()
+    assert {"NodeDown", "FilesystemNearlyFull", "ClockSkew"} <= rules["provision-nodes"]
+    assert {"ScrapeFailing", "ConfigurationNotLoaded"} <= rules["provision-monitoring"]
+
+
+METRICS = """\
+# HELP node_textfile_scrape_error 1 if there was an error
+# TYPE node_textfile_scrape_error gauge
+node_textfile_scrape_error 0
+node_scrape_collector_success{collector="textfile"} 1
+node_exporter_build_info{version="1.9.0",branch="a } b"} 1
+prometheus_config_last_reload_success_timestamp_seconds 1.7645256000000000e+09
+with_time{a="b"} 3.5 1764525600000
+not_a_number{a="b"} x
+"""
+
+
+def test_metrics_are_read_by_name_and_labels() -> None:
+    assert checks.parse_metrics(METRICS) == {
+        "node_textfile_scrape_error": 0,
+        'node_scrape_collector_success{collector="textfile"}': 1,
+        'node_exporter_build_info{version="1.9.0",branch="a } b"}': 1,
+        "prometheus_config_last_reload_success_timestamp_seconds": 1764525600,
+        'with_time{a="b"}': 3.5,
+    }
+
+
+def answer(**data: Any) -> str:
+    return json.dumps({"status": "success", "data": data})
+
+
+def test_targets_are_read_with_health_and_error() -> None:
+    text = answer(
+        activeTargets=[
+            {"labels": {"job": "node", "instance": "g1:9100"}, "health": "up", "lastError": ""},
+            {"labels": {"job": "node", "instance": "g2:9100"}, "health": "down", "lastError": "refused"},
+        ]
+    )
+    assert checks.parse_targets(text) == {
+        ("node", "g1:9100"): ("up", ""),
+        ("node", "g2:9100"): ("down", "refused"),
+    }
+
+
+def test_rules_and_alertmanagers_are_read() -> None:
+    text = answer(
+        groups=[{"name": "a", "rules": [{"name": "X", "health": "err", "lastError": "bad"}, {"name": "Y"}]}]
+    )
+    assert checks.parse_rules(text) == {"a": {"X": "bad", "Y": ""}}
+    text = answer(activeAlertmanagers=[{"url": "http://192.0.2.1:9093/api/v2/alerts"}])
+    assert checks.parse_alertmanagers(text) == {"192.0.2.1:9093"}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "<html>", "[]", "{}", '{"status": "error"}', answer(other=[]), answer()]
+)
+def test_an_answer_of_something_else_is_unreadable_never_empty(text: str) -> None:
+    for parse in (checks.parse_targets, checks.parse_rules, checks.parse_alertmanagers):
+        with pytest.raises(checks.Unreadable):
+            parse(text)
+
+
+@given(st.text())
+def test_no_text_breaks_the_parsers(text: str) -> None:
+    assert all(isinstance(value, float) for value in checks.parse_metrics(text).values())
+    with pytest.raises(checks.Unreadable):
+        checks.parse_targets(text)
