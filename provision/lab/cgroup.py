@@ -18,7 +18,7 @@ def entering(group: Path, argv: list[str]) -> list[str]:
 
 
 def detached(group: Path, argv: list[str]) -> list[str]:
-    """Like `entering`, for a program that lives on: it starts in a session of its own, as a member at once."""
+    """Like `entering`, for a program that lives on: it starts in a session of its own, as a member."""
     return entering(group, ["setsid", "--fork", *argv])
 
 

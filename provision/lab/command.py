@@ -24,7 +24,7 @@ def execute(
 ) -> str:
     """Run `argv`, return its standard output.
 
-    Raises LabError with the command and its standard error when it fails or takes more than `timeout` seconds.
+    Raises LabError with the command and its standard error when it fails or takes over `timeout` seconds.
     """
     words = [str(word) for word in argv]
     try:

@@ -55,7 +55,7 @@ ExecStart=/usr/local/sbin/lab-devices
 WantedBy=multi-user.target
 """
 
-# The machine's boot time is not the node's: -b makes slurmd report its own start, by which slurmctld sees a reboot.
+# A node sees the machine's boot time: with -b slurmd reports its own start instead, which a reboot changes.
 _SLURMD = """[Service]
 ExecStart=
 ExecStart=/usr/sbin/slurmd --systemd -b $SLURMD_OPTIONS

@@ -78,7 +78,7 @@ class Lab:
             self._parallel(self._ensure_running, spec.nodes)
 
     def down(self, cache: bool = False) -> None:
-        """Remove the lab with all that belongs to it, in whatever state; with `cache` the shared cache too."""
+        """Remove the lab and all that belongs to it, in any state; with `cache` also the shared cache."""
         with state.locked(self.paths.state):
             cgroup.remove(self.paths.cgroup)
             for namespace in network.names(self.paths):
@@ -298,7 +298,7 @@ class Lab:
                 *("--resolv-conf=off", "--timezone=off", "--link-journal=no", "--console=pipe"),
                 *(f"--bind={folder / 'disk'}:/data", f"--bind={folder / 'kmsg'}:{files.KERNEL_MESSAGES}"),
                 "--bind=/dev/fuse",
-                "--capability=CAP_BPF,CAP_PERFMON",
+                "--capability=CAP_BPF,CAP_NET_ADMIN,CAP_PERFMON",
                 "--system-call-filter=bpf open_by_handle_at",
             ],
         }

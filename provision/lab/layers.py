@@ -1,8 +1,8 @@
 """Builds what nodes start from: layers of Debian packages, made once a machine and kept by digest.
 
-A layer is a folder of the cache, named by the digest of all that decides its content (suite, packages, the steps
-below, the layers beneath), never of the mirror. A build works in a mount namespace and a control group of its
-own: whatever kills it, the next one finds nothing mounted and starts again from the packages fetched so far.
+A layer is a folder of the cache, named by the digest of all that decides its content (suite, packages, the
+steps below, the layers beneath), never of the mirror. A build works in a mount namespace and a control group
+of its own: whatever kills it, the next one finds nothing mounted and starts again from the packages fetched.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ DEFAULTS = Path(__file__).with_name("layers.yml")
 
 # Runs in a new mount namespace: $1 lower folders, $2 scratch folder, then the program to run on the stack.
 _MOUNT = """
-mount -t overlay plab-build -o "lowerdir=$1,upperdir=$2/upper,workdir=$2/work" "$2/root" && shift 2 && exec "$@"
+set -e
+mount -t overlay plab-build -o "lowerdir=$1,upperdir=$2/upper,workdir=$2/work" "$2/root"
+shift 2
+exec "$@"
 """
 
 # In the base layer's root ($1): the account that the controller logs in with, as on a fresh server.
