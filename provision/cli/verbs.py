@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import typer
 
-from provision.cli import lab
+from provision.cli import check, lab
 
 
 def register(app: typer.Typer) -> None:
     """Add all verbs to `app`."""
+    app.command("check")(check.check)
     app.add_typer(lab.app, name="lab")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from provision.components.base.settings import BaseSettings
 from provision.components.firewall.settings import FirewallSettings
@@ -41,6 +41,12 @@ class Access(Settings):
     host_keys: Literal["accept-new", "strict"] = "accept-new"
     sudo_password: bool = False  # ask for one (or read PROVISION_SUDO_PASSWORD); False: sudo needs none
 
+    @field_validator("jump")
+    @classmethod
+    def _none_is_direct(cls, jump: str | None) -> str | None:
+        """As in an OpenSSH configuration, "none" switches off what a wider setting says."""
+        return None if jump is not None and jump.strip().lower() == "none" else jump
+
 
 class Gpu(Settings):
     """The GPUs of one node, all of one model."""
@@ -50,7 +56,7 @@ class Gpu(Settings):
 
 
 class Hardware(Settings):
-    """What a node's CPUs and memory are; left out, it is read from the node once and kept in the lock file."""
+    """A node's CPUs and memory; left out, they are read from the node once and kept in the lock file."""
 
     sockets: int = Field(ge=1)
     cores: int = Field(ge=1)  # per socket
@@ -130,12 +136,25 @@ class SiteFile(Settings):
     variables: dict[str, Any] = Field(default_factory=dict)  # handed to playbooks
 
 
+# component -> where its settings stand in the site file
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "base": ("base",),
+    "ssh": ("ssh",),
+    "firewall": ("firewall",),
+    "time": ("time",),
+    "storage": ("storage",),
+    "munge": ("munge",),
+    "slurm": ("scheduler", "slurm"),
+    "prometheus": ("monitoring",),
+}
+
+
 @dataclass(frozen=True)
 class Node:
     """One machine, with everything that was said about it by site, group and node."""
 
     name: str
-    group: str
+    group: str  # the first one that lists it
     roles: frozenset[str]
     access: Access
     address: str | None = None  # None: the name is resolved by DNS or by the ssh configuration
@@ -144,6 +163,7 @@ class Node:
     gpu: Gpu | None = None
     hardware: Hardware | None = None  # None: in the lock file
     overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # component -> keys
+    groups: tuple[str, ...] = ()  # all that list it, in the order of the site file
 
     def has(self, role: str) -> bool:
         """Whether this node plays `role`; "*" is played by every node."""
@@ -176,6 +196,10 @@ class Site:
         """Nodes that play `role`, in the order of the site file."""
         return [node for node in self.nodes.values() if node.has(role)]
 
+    def in_group(self, group: str) -> list[Node]:
+        """Nodes that `group` lists, in the order of the site file."""
+        return [node for node in self.nodes.values() if group in node.groups]
+
     @property
     def head(self) -> Node:
         """The first head: it holds secrets, acceptance and the lease of a run."""
@@ -187,14 +211,12 @@ class Site:
 
     def section(self, component: str) -> Settings | None:
         """The site-wide settings of `component`, None where it is not named."""
-        if component == "slurm":
-            return self.file.scheduler.slurm
-        if component == "prometheus":
-            return self.file.monitoring
-        if component == "munge":
-            return self.file.munge or (MungeSettings() if self.file.scheduler.slurm else None)
-        found = getattr(self.file, component)
+        found: Any = self.file
+        for part in SECTIONS[component]:
+            found = getattr(found, part)
         assert found is None or isinstance(found, Settings)
+        if found is None and component == "munge" and self.file.scheduler.slurm:
+            return MungeSettings()
         return found
 
     def settings(self, component: str, node: Node, kind: type[S]) -> S:
@@ -208,14 +230,15 @@ class Site:
     @classmethod
     def from_file(cls, file: SiteFile, path: Path) -> Site:
         """The cluster that `file` describes; `file` must have passed `provision.site.check`."""
-        nodes: dict[str, Node] = {}
+        member_of: dict[str, list[str]] = {}
+        addresses: dict[str, str] = {}
         for group_name, group in file.groups.items():
             names = expand(group.hosts)
-            addresses: list[str | None] = (
-                list(expand(group.addresses)) if group.addresses else [None] * len(names)
-            )
-            for name, address in zip(names, addresses, strict=True):
-                nodes[name] = _node(file, name, group_name, group, address, nodes.get(name))
+            for name in names:
+                member_of.setdefault(name, []).append(group_name)
+            if group.addresses:
+                addresses |= zip(names, expand(group.addresses), strict=True)
+        nodes = {name: _node(file, name, groups, addresses.get(name)) for name, groups in member_of.items()}
         return cls(file, path.resolve(), nodes)
 
 
@@ -230,22 +253,24 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _node(
-    file: SiteFile, name: str, group_name: str, group: Group, address: str | None, earlier: Node | None
-) -> Node:
+def _node(file: SiteFile, name: str, member_of: list[str], address: str | None) -> Node:
     """The node `name`; one that stands in several groups plays the roles of all of them."""
     own = file.nodes.get(name, NodeSettings())
-    access = merge(merge(file.access.model_dump(exclude_unset=True), group.access), own.access)
-    overrides = merge(merge(dict(earlier.overrides) if earlier else {}, group.settings), own.settings)
+    groups = [file.groups[group] for group in member_of]
+    access: Mapping[str, Any] = file.access.model_dump(exclude_unset=True)
+    overrides: Mapping[str, Any] = {}
+    for part in [*((group.access, group.settings) for group in groups), (own.access, own.settings)]:
+        access, overrides = merge(access, part[0]), merge(overrides, part[1])
     return Node(
         name=name,
-        group=earlier.group if earlier else group_name,
-        roles=frozenset(group.roles) | (earlier.roles if earlier else frozenset()),
+        group=member_of[0],
+        groups=tuple(member_of),
+        roles=frozenset(role for group in groups for role in group.roles),
         access=Access.model_validate(access),
-        address=own.address or address or (earlier.address if earlier else None),
+        address=own.address or address,
         addresses=own.addresses,
         bmc=own.bmc,
-        gpu=own.gpu or group.gpu or (earlier.gpu if earlier else None),
-        hardware=own.hardware or group.hardware or (earlier.hardware if earlier else None),
+        gpu=own.gpu or next((group.gpu for group in groups if group.gpu), None),
+        hardware=own.hardware or next((group.hardware for group in groups if group.hardware), None),
         overrides=overrides,
     )

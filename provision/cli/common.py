@@ -1,0 +1,120 @@
+"""What verbs share: options, opening a site file, narrowing to some nodes, answering."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from provision.report.model import Document, Verdict
+from provision.site.hostlist import HostlistError, expand
+from provision.site.load import find, load, site_names
+from provision.site.models import Node, Site
+from provision.site.problem import Problem, SiteError, nearest
+
+WRONG_INPUT = 2  # exit status
+
+
+def _complete_site(incomplete: str) -> list[str]:
+    return [name for name in site_names() if name.startswith(incomplete)]
+
+
+SiteArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="SITE", help="A site file, or the name of one in inventories/.", autocompletion=_complete_site
+    ),
+]
+LimitOption = Annotated[
+    str | None,
+    typer.Option(
+        "--limit",
+        "-l",
+        metavar="NODES",
+        help="Only these: a host list, names of groups or roles; gpu-[1-4],head.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on the standard output.")]
+TimeoutOption = Annotated[
+    float,
+    typer.Option("--timeout", metavar="SECONDS", min=1, help="Give up on an operation after this long."),
+]
+
+
+def open_site(name: str, verb: str = "", as_json: bool = False) -> Site:
+    """The cluster that SITE means; a wrong file is answered with all its mistakes and exit status 2."""
+    try:
+        return load(find(name))
+    except SiteError as error:
+        if as_json:
+            print_json(Document(verb=verb, site=name, verdict=Verdict.FAIL, findings=error.findings))
+        else:
+            print_problems(error.problems, Console(stderr=True))
+        raise typer.Exit(WRONG_INPUT) from error
+
+
+def limited(site: Site, limit: str | None) -> list[Node]:
+    """The nodes that `--limit` means, in the order of the site file; unknown ones end with exit status 2."""
+    try:
+        return select(site, limit)
+    except HostlistError as error:
+        refuse(f"--limit {limit}: {error}")
+
+
+def select(site: Site, limit: str | None) -> list[Node]:
+    """The nodes named by `limit`: a host list whose names are nodes, groups or roles; all for None.
+
+    Raises HostlistError: not a host list, a name that is none of the three, no node left.
+    """
+    if limit is None:
+        return list(site.nodes.values())
+    chosen: set[str] = set()
+    roles = sorted({role for node in site.nodes.values() for role in node.roles})
+    for name in expand(limit):
+        if name in site.nodes:
+            chosen.add(name)
+        elif name in site.file.groups:
+            chosen |= {node.name for node in site.in_group(name)}
+        elif name in roles:
+            chosen |= {node.name for node in site.with_role(name)}
+        else:
+            close = nearest(name, [*site.nodes, *site.file.groups, *roles])
+            advice = f'did you mean "{close}"?' if close else f"groups are {', '.join(site.file.groups)}"
+            raise HostlistError(f'"{name}" is no node, group or role of {site.cluster}; {advice}')
+    return [node for node in site.nodes.values() if node.name in chosen]
+
+
+def answer(document: Document, as_json: bool) -> NoReturn:
+    """Print what a verb found out, and end with its exit status."""
+    if as_json:
+        print_json(document)
+    else:
+        import_module("provision.report.terminal").show(document)
+    raise typer.Exit(document.exit_status)
+
+
+def print_json(document: Document) -> None:
+    """`document` on the standard output, as the contract in docs/json.md has it."""
+    sys.stdout.write(document.model_dump_json(indent=2) + "\n")
+
+
+def print_problems(problems: Iterable[Problem], console: Console) -> None:
+    """One line a problem, FILE:LINE:COLUMN first, as editors know it; coloured in a terminal only."""
+    for problem in problems:
+        line = Text(str(problem))
+        line.highlight_regex(r"(?<=: )error(?=: )", "bold red")
+        line.highlight_regex(r"(?<=: )warning(?=: )", "bold yellow")
+        console.print(line, soft_wrap=True)
+
+
+def refuse(message: str) -> NoReturn:
+    """The input is wrong: say why, exit status 2."""
+    line = Text("error: ", style="bold red")
+    line.append(message, style="default")
+    Console(stderr=True).print(line, soft_wrap=True)
+    raise typer.Exit(WRONG_INPUT)
