@@ -16,6 +16,7 @@ from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from provision.lab import InputError, Lab, LabError
+from provision.lab.faults import FAULTS
 from provision.lab.progress import Progress
 from provision.report.model import Document, NodeResult, Verdict, worst
 
@@ -196,3 +197,52 @@ def ssh(
         name = lab.node(node).name
     user = ["-l", "root"] if root else []
     os.execvp("ssh", ["ssh", "-F", str(lab.paths.ssh_config), *user, name, *(words or [])])
+
+
+_KINDS = "  \n".join(
+    f"[bold]{fault.name}[/bold] {' '.join(f'--{option}' for option in fault.options)}: {fault.doc}"
+    for fault in FAULTS.values()
+)
+
+
+@app.command(
+    epilog="Example: [bold]provision lab fault fill-disk lab-gpu-1 --path /var/log[/bold]"
+    " · and back: [bold]provision lab fault fill-disk lab-gpu-1 --undo[/bold]",
+    help=f"Break a node on purpose, or mend it with --undo.\n\n{_KINDS}",
+)
+def fault(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="What goes wrong, see above.")],
+    node: NodeName,
+    undo: Annotated[bool, typer.Option("--undo", help="Take the fault back.")] = False,
+    path: Annotated[str | None, typer.Option(help="File or folder on the node.", show_default=False)] = None,
+    by: Annotated[str | None, typer.Option(help="Time, such as 10m or -90s.", show_default=False)] = None,
+    seconds: Annotated[float | None, typer.Option(help="How long.", show_default=False)] = None,
+    package: Annotated[str | None, typer.Option(help="Debian package.", show_default=False)] = None,
+    xid: Annotated[int | None, typer.Option(help="NVIDIA error number.", show_default=False)] = None,
+    gpu: Annotated[int | None, typer.Option(help="Index of the GPU.", show_default=False)] = None,
+    state: State = None,
+) -> None:
+    given = {"path": path, "by": by, "seconds": seconds, "package": package, "xid": xid, "gpu": gpu}
+    with working(state) as lab:
+        lab.fault(kind, node, undo, **{name: value for name, value in given.items() if value is not None})
+    typer.echo(f"{node}: {kind} {'undone' if undo else 'done'}")
+
+
+@app.command(epilog="Example: [bold]provision lab snapshot clean[/bold]")
+def snapshot(
+    name: Annotated[str, typer.Argument(help="Name to keep the disks under.")], state: State = None
+) -> None:
+    """Keep the disks of all nodes under a name; the nodes are shut down for it and started again."""
+    with working(state) as lab:
+        lab.snapshot(name)
+    typer.echo(f"snapshot {name} taken")
+
+
+@app.command(epilog="Example: [bold]provision lab restore clean[/bold]")
+def restore(
+    name: Annotated[str, typer.Argument(help="A snapshot that was taken.")], state: State = None
+) -> None:
+    """Put the disks of all nodes back as a snapshot has them, and boot from them."""
+    with working(state) as lab:
+        lab.restore(name)
+    typer.echo(f"snapshot {name} restored")

@@ -21,12 +21,14 @@ def execute(
     stdin: str | None = None,
     env: Mapping[str, str] | None = None,
     timeout: float = 120,
+    name: str | None = None,
 ) -> str:
-    """Run `argv`, return its standard output.
+    """Run `argv`, return its standard output. `name` stands for the command in messages.
 
     Raises LabError with the command and its standard error when it fails or takes over `timeout` seconds.
     """
     words = [str(word) for word in argv]
+    what = name or " ".join(words)
     try:
         done = subprocess.run(
             words, input=stdin, env=env, timeout=timeout, capture_output=True, text=True, check=False
@@ -34,8 +36,8 @@ def execute(
     except FileNotFoundError as error:
         raise LabError(f"{words[0]}: no such program on this machine") from error
     except subprocess.TimeoutExpired as error:
-        raise LabError(f"{' '.join(words)}: no answer within {timeout:g} s") from error
+        raise LabError(f"{what}: no answer within {timeout:g} s") from error
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip() or "nothing on standard error"
-        raise LabError(f"{' '.join(words)}: exit status {done.returncode}: {said}")
+        raise LabError(f"{what}: exit status {done.returncode}: {said}")
     return done.stdout

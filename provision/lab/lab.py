@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from provision.lab import cgroup, files, host, layers, network, state
+from provision.lab import cgroup, faults, files, host, layers, network, snapshot, state
 from provision.lab.command import InputError, LabError, execute
 from provision.lab.host import Mirror
 from provision.lab.progress import Progress
@@ -22,6 +23,7 @@ from provision.lab.state import NETWORK, PROXY_PORT, Node, Paths, Spec
 BOOT_TIMEOUT = 60.0
 SHUTDOWN_TIMEOUT = 30.0
 MACHINES = Path("/run/systemd/nspawn/propagate")  # systemd-nspawn leaves a folder a container there
+ROOT_ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
 
 
 class Lab:
@@ -71,11 +73,11 @@ class Lab:
             old = self.nodes
             state.save(self.paths, spec)
             self._remove_surplus(spec.nodes)
-            self._parallel(lambda node: self._make_node(spec, node, old.get(node.name)), spec.nodes)
+            self.parallel(lambda node: self._make_node(spec, node, old.get(node.name)), spec.nodes)
             self._write_access(spec.nodes)
             self._ensure_network()
             self._ensure_proxy()
-            self._parallel(self._ensure_running, spec.nodes)
+            self.parallel(lambda node: self.start(node.name), spec.nodes)
 
     def down(self, cache: bool = False) -> None:
         """Remove the lab and all that belongs to it, in any state; with `cache` also the shared cache."""
@@ -228,8 +230,9 @@ class Lab:
 
     # ---- one node
 
-    def _ensure_running(self, node: Node) -> None:
+    def start(self, name: str) -> None:
         """Start the node unless it runs, mend its network, wait for its ssh."""
+        node = self.node(name)
         group = self.paths.machine_cgroup(node.name)
         if cgroup.frozen(group):
             cgroup.freeze(group, False)
@@ -378,7 +381,46 @@ class Lab:
             check=False,
         )
 
-    def _parallel(self, work: Callable[[Node], None], nodes: Sequence[Node]) -> None:
+    def inside(self, name: str, script: str, *arguments: str, stdin: str = "") -> str:
+        """Run a shell script as root in the node's namespaces, without ssh; its standard output.
+
+        Raises LabError where the node is off or the script fails.
+        """
+        payload = cgroup.pids(self.paths.machine_cgroup(name) / "payload")
+        init = next((pid for pid in payload if _is_init(pid)), None)
+        if init is None:
+            raise LabError(f"{name}: is not running: start it with `provision lab up`")
+        enter = [
+            "nsenter",
+            f"--target={init}",
+            "--mount",
+            "--uts",
+            "--ipc",
+            "--net",
+            "--pid",
+            "--cgroup",
+            "--root",
+        ]
+        what = f"{name}: a script inside"
+        return execute(
+            [*enter, "sh", "-c", script, "sh", *arguments], stdin=stdin, env=ROOT_ENVIRONMENT, name=what
+        )
+
+    def fault(self, kind: str, name: str, undo: bool = False, **options: Any) -> None:
+        """Make a fault (see provision.lab.faults.FAULTS) happen on a node, or take it back."""
+        faults.inject(self, kind, name, undo, **options)
+
+    def snapshot(self, name: str) -> None:
+        """Keep the disks of all nodes as `name`; the nodes are shut down for it and started again."""
+        with state.locked(self.paths.state):
+            snapshot.take(self, name)
+
+    def restore(self, name: str) -> None:
+        """Put the disks of all nodes back as they were kept as `name`, and boot from them."""
+        with state.locked(self.paths.state):
+            snapshot.restore(self, name)
+
+    def parallel(self, work: Callable[[Node], None], nodes: Sequence[Node]) -> None:
         """Do `work` on all nodes at once; the failures of all of them in one LabError."""
         with ThreadPoolExecutor(max_workers=max(1, len(nodes))) as pool:
             futures = [pool.submit(work, node) for node in nodes]
@@ -392,3 +434,13 @@ class Lab:
 
 def _make_key(path: Path, comment: str) -> None:
     execute(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", path])
+
+
+def _is_init(pid: int) -> bool:
+    """Whether `pid` is process 1 of its own namespace."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+    inner = next(line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:"))
+    return len(inner) > 1 and inner[-1] == "1"

@@ -1,0 +1,408 @@
+"""What can go wrong with a node, made to happen on purpose, and taken back.
+
+Faults reach into a node from outside, by its namespaces, never by ssh: they work on nodes whose network, host
+key or login is broken already. What an undo needs (a file's old content) is kept beside the node, not on it.
+"""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import json
+import os
+import re
+import secrets
+import shlex
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from provision.lab import cgroup, network, state
+from provision.lab.command import InputError, LabError, execute
+
+if TYPE_CHECKING:
+    from provision.lab.lab import Lab
+
+Action = Callable[..., None]  # (lab, node name, options by keyword)
+
+XIDS = {
+    13: "Graphics SM Warp Exception on (GPC 0, TPC 0, SM 0): Out Of Range Address",
+    31: "MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f2a_00000000. Fault is of type FAULT_PDE",
+    48: "An uncorrectable double bit error (DBE) has been detected on GPU in the framebuffer.",
+    63: "Row Remapper: New row (0x0000000000a1b2c3) marked for remapping, reset gpu to activate.",
+    64: "Row Remapper: Error recording row remapping to the InfoROM",
+    74: "NVLink: fatal error detected on link 3(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)",
+    79: "GPU has fallen off the bus.",
+    94: "Contained: SM (0x1). RST: No, D-RST: No",
+    95: "Uncontained: LTC TAG (0x2,0x0). RST: Yes, D-RST: No",
+    119: "Timeout after 6s of waiting for RPC response from GPU0 GSP! Expected function 76 (GSP_RM_CONTROL)",
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One kind of fault. `undo` is None where time or the node's own repair ends it."""
+
+    name: str
+    doc: str
+    apply: Action
+    undo: Action | None = None
+
+    @property
+    def options(self) -> list[str]:
+        """The options that it understands."""
+        return [name for name in inspect.signature(self.apply).parameters if name not in ("lab", "node")]
+
+
+def inject(lab: Lab, kind: str, node: str, undo: bool = False, **options: Any) -> None:
+    """Make a fault happen on a node, or take it back. Raises InputError for what does not exist."""
+    fault = FAULTS.get(kind)
+    if fault is None:
+        raise InputError(f"{kind}: no such fault; there are {', '.join(FAULTS)}")
+    lab.node(node)
+    action = fault.undo if undo else fault.apply
+    if action is None:
+        raise InputError(f"{kind}: cannot be undone: {fault.doc}")
+    unknown = [name for name in options if name not in inspect.signature(action).parameters]
+    if unknown:
+        taken = ", ".join(f"--{name}" for name in fault.options) or "none"
+        raise InputError(
+            f"{kind}{' --undo' if undo else ''}: no option --{', --'.join(unknown)}; it takes {taken}"
+        )
+    action(lab, node, **options)
+
+
+# ---- what an undo needs
+
+
+def _record(lab: Lab, node: str) -> Path:
+    return lab.paths.node(node) / "faults.json"
+
+
+@contextmanager
+def _kept(lab: Lab, node: str, kind: str) -> Iterator[list[dict[str, str]]]:
+    """The stack of what was kept for faults of `kind` on the node; changes are written back."""
+    file = _record(lab, node)
+    record: dict[str, list[dict[str, str]]] = json.loads(file.read_text()) if file.exists() else {}
+    stack = record.setdefault(kind, [])
+    yield stack
+    state.write_file(file, json.dumps(record), 0o600)
+
+
+def _replace(lab: Lab, node: str, kind: str, path: str, content: bytes) -> None:
+    """Give a file of the node another content, keep the old one."""
+    old = lab.inside(node, f"cat {shlex.quote(path)} | base64 -w0")
+    with _kept(lab, node, kind) as stack:
+        stack.append({"path": path, "content": old})
+    _write(lab, node, path, content)
+
+
+def _write(lab: Lab, node: str, path: str, content: bytes) -> None:
+    lab.inside(node, f"base64 -d >{shlex.quote(path)}", stdin=base64.b64encode(content).decode())
+
+
+def _restore(lab: Lab, node: str, kind: str) -> str:
+    """Give the last file that a fault of `kind` changed its old content back; its path."""
+    with _kept(lab, node, kind) as stack:
+        if not stack:
+            raise InputError(f"{kind}: nothing of the kind was done to {node}")
+        last = stack.pop()
+    _write(lab, node, last["path"], base64.b64decode(last["content"]))
+    return last["path"]
+
+
+# ---- power, processes, network
+
+
+def _stop(lab: Lab, node: str) -> None:
+    lab.power_off(node)
+
+
+def _kill(lab: Lab, node: str) -> None:
+    lab.power_loss(node)
+
+
+def _start(lab: Lab, node: str) -> None:
+    lab.start(node)
+
+
+def _freeze(lab: Lab, node: str) -> None:
+    cgroup.freeze(lab.paths.machine_cgroup(node), True)
+
+
+def _thaw(lab: Lab, node: str) -> None:
+    cgroup.freeze(lab.paths.machine_cgroup(node), False)
+
+
+def _signal_sshd(lab: Lab, node: str, number: signal.Signals) -> None:
+    """Send a signal to the node's sshd: the one that listens and those of all sessions."""
+    hit = 0
+    for pid in cgroup.pids(lab.paths.machine_cgroup(node)):
+        try:
+            handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            # with the handle open the number cannot pass to another process: what is read now is what is hit
+            if Path(f"/proc/{pid}/comm").read_text().startswith("sshd"):
+                signal.pidfd_send_signal(handle, number)
+                hit += 1
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        finally:
+            os.close(handle)
+    if not hit:
+        raise LabError(f"{node}: no sshd runs there")
+
+
+def _freeze_sshd(lab: Lab, node: str) -> None:
+    _signal_sshd(lab, node, signal.SIGSTOP)
+
+
+def _thaw_sshd(lab: Lab, node: str) -> None:
+    _signal_sshd(lab, node, signal.SIGCONT)
+
+
+def _unplug(lab: Lab, node: str) -> None:
+    network.plug(lab.paths, lab.node(node), False)
+
+
+def _plug(lab: Lab, node: str) -> None:
+    network.plug(lab.paths, lab.node(node), True)
+
+
+# ---- disk and files
+
+_OVERLAY_DISK = """
+set -e
+mkdir -p "$1"
+mknod /dev/lab-fill b 7 "$2"
+mkdir /run/lab-fill
+mount -t ext4 /dev/lab-fill /run/lab-fill
+rm /dev/lab-fill
+cp -ax "$1/." /run/lab-fill/
+mount --bind /run/lab-fill "$1"
+umount /run/lab-fill
+rmdir /run/lab-fill
+if head -c 4G /dev/zero >"$1/lab-fill"; then echo "$1 is not full"; exit 1; fi
+"""
+
+
+def _fill_disk(lab: Lab, node: str, path: str = "/var/log") -> None:
+    used = int(lab.inside(node, f"mkdir -p {shlex.quote(path)}; du -sxm {shlex.quote(path)}").split()[0])
+    image = lab.paths.node(node) / "fill.img"
+    with image.open("wb") as file:
+        file.truncate((used * 5 // 4 + 16) << 20)
+    execute(["mkfs.ext4", "-q", "-F", "-m", "0", image])
+    device = execute(["losetup", "--find", "--show", image]).strip()
+    try:
+        number = device.removeprefix("/dev/loop")
+        lab.inside(node, _OVERLAY_DISK, path, number)
+    finally:
+        execute(["losetup", "--detach", device])  # takes effect when the node unmounts it, or ends
+        image.unlink()
+    with _kept(lab, node, "fill-disk") as stack:
+        stack.append({"path": path})
+
+
+def _empty_disk(lab: Lab, node: str) -> None:
+    with _kept(lab, node, "fill-disk") as stack:
+        if not stack:
+            raise InputError(f"fill-disk: nothing of the kind was done to {node}")
+        path = stack.pop()["path"]
+    lab.inside(node, 'umount --lazy "$1"', path)
+
+
+def _edit(lab: Lab, node: str, path: str) -> None:
+    old = base64.b64decode(lab.inside(node, f"cat {shlex.quote(path)} | base64 -w0"))
+    _replace(lab, node, "edit", path, old + b"\n")
+
+
+def _unedit(lab: Lab, node: str) -> None:
+    _restore(lab, node, "edit")
+
+
+# ---- packages
+
+_HOLD_LOCK = """
+import fcntl, os, socket, sys, time
+held = [open(f"/var/lib/dpkg/{name}", "w") for name in ("lock-frontend", "lock")]
+for file in held:
+    fcntl.lockf(file, fcntl.LOCK_EX)
+client = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+client.connect(os.environ["NOTIFY_SOCKET"])
+client.send(b"READY=1")
+time.sleep(float(sys.argv[1]))
+"""
+
+
+def _apt_lock(lab: Lab, node: str, seconds: float = 60) -> None:
+    lab.inside(
+        node,
+        "systemd-run --quiet --collect --unit=lab-apt-lock --service-type=notify --property=NotifyAccess=all "
+        'python3 -c "$1" "$2"',
+        _HOLD_LOCK,
+        str(seconds),
+    )
+
+
+def _apt_unlock(lab: Lab, node: str) -> None:
+    lab.inside(node, "systemctl stop lab-apt-lock")
+
+
+_HALF_INSTALL = """
+set -e
+script="/var/lib/dpkg/info/$1.postinst"
+cd "$(mktemp -d)"
+apt-get download "$1" >&2 || { apt-get update >&2 && apt-get download "$1" >&2; }
+dpkg --unpack ./*.deb >&2
+rm -r "$PWD"
+cd /
+if [ -e "$script" ]; then cp -p "$script" "$script.lab"; fi
+printf '#!/bin/sh\\nexit 1\\n' >"$script"
+chmod 755 "$script"
+if dpkg --configure "$1" >&2; then echo "$1 got configured"; exit 1; fi
+if [ -e "$script.lab" ]; then mv "$script.lab" "$script"; else rm "$script"; fi
+"""
+
+
+def _half_install(lab: Lab, node: str, package: str = "munge") -> None:
+    lab.inside(node, _HALF_INSTALL, package)
+
+
+def _configure(lab: Lab, node: str) -> None:
+    lab.inside(node, "DEBIAN_FRONTEND=noninteractive dpkg --configure --pending >&2")
+
+
+# ---- time and secrets
+
+_SKEW = """
+library="$(dpkg -L libfaketime | grep /libfaketimeMT.so.1)"
+skewed=
+for unit in munge slurmd slurmctld slurmdbd; do
+    systemctl cat "$unit.service" >/dev/null 2>&1 || continue
+    preload="$(systemctl show --property=Environment --value "$unit.service" | grep -o 'LD_PRELOAD=[^ ]*')"
+    preload="${preload#LD_PRELOAD=}"
+    mkdir -p "/run/systemd/system/$unit.service.d"
+    printf '[Service]\\nEnvironment="LD_PRELOAD=%s" "FAKETIME=%s" FAKETIME_DONT_FAKE_MONOTONIC=1\\n' \\
+        "$library${preload:+:$preload}" "$1" >"/run/systemd/system/$unit.service.d/zzz-lab-clock.conf"
+    skewed="$skewed $unit.service"
+done
+[ -n "$skewed" ] || { echo "neither munge nor Slurm is installed" >&2; exit 1; }
+systemctl daemon-reload
+systemctl try-restart $skewed
+"""
+_UNSKEW = """
+skewed="$(cd /run/systemd/system && ls */zzz-lab-clock.conf)" || exit 1
+cd /run/systemd/system
+rm $skewed
+systemctl daemon-reload
+systemctl try-restart $(printf '%s\\n' $skewed | sed 's,.d/zzz-lab-clock.conf,,')
+"""
+
+
+def _clock(lab: Lab, node: str, by: str = "10m") -> None:
+    if not re.fullmatch(r"[+-]?\d+[smhd]?", by):
+        raise InputError(f"clock: --by {by}: expected a time such as 10m, -90s or 2h")
+    lab.inside(node, _SKEW, by if by[0] in "+-" else f"+{by}")
+
+
+def _unclock(lab: Lab, node: str) -> None:
+    lab.inside(node, _UNSKEW)
+
+
+MUNGE_KEY = "/etc/munge/munge.key"
+
+
+def _wrong_munge_key(lab: Lab, node: str) -> None:
+    _replace(lab, node, "wrong-munge-key", MUNGE_KEY, os.urandom(128))
+    lab.inside(node, "systemctl try-restart munge")
+
+
+def _right_munge_key(lab: Lab, node: str) -> None:
+    _restore(lab, node, "wrong-munge-key")
+    lab.inside(node, "systemctl try-restart munge")
+
+
+_NEW_HOST_KEY = """
+set -e
+rm -f /etc/ssh/ssh_host_*
+ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key
+systemctl reload ssh
+"""
+
+
+def _host_key(lab: Lab, node: str) -> None:
+    lab.inside(node, _NEW_HOST_KEY)
+
+
+def _old_host_key(lab: Lab, node: str) -> None:
+    key = (lab.paths.node(node) / "keys/ssh_host_ed25519_key").read_bytes()
+    _write(lab, node, "/etc/ssh/ssh_host_ed25519_key", key)
+    lab.inside(node, "rm -f /etc/ssh/ssh_host_*.pub; systemctl reload ssh")
+
+
+SUDOERS = "/etc/sudoers.d/ops"
+
+
+def _sudo_password(lab: Lab, node: str) -> None:
+    file = lab.paths.sudo_password
+    if not file.exists():
+        state.write_file(file, secrets.token_urlsafe(12) + "\n", 0o600)
+    lab.inside(node, "chpasswd", stdin=f"ops:{file.read_text()}")
+    _write(lab, node, SUDOERS, b"ops ALL=(ALL:ALL) ALL\n")
+
+
+def _no_sudo_password(lab: Lab, node: str) -> None:
+    _write(lab, node, SUDOERS, b"ops ALL=(ALL:ALL) NOPASSWD: ALL\n")
+    lab.inside(node, "usermod --lock ops")
+
+
+# ---- hardware
+
+
+def kernel_line(number: int, microseconds: int, xid: int, gpu: int) -> str:
+    """A record of /dev/kmsg as the NVIDIA driver writes it: facility.level, number, time, flags; text."""
+    return f"3,{number},{microseconds},-;NVRM: Xid (PCI:0000:{0x0B + gpu:02x}:00): {xid}, {XIDS[xid]}\n"
+
+
+def _xid(lab: Lab, node: str, xid: int = 79, gpu: int = 0) -> None:
+    if xid not in XIDS:
+        raise InputError(f"xid: --xid {xid}: known are {', '.join(map(str, XIDS))}")
+    kmsg = lab.paths.node(node) / "kmsg"
+    with kmsg.open("a") as file:
+        file.write(kernel_line(1000 + kmsg.read_text().count("\n"), time.monotonic_ns() // 1000, xid, gpu))
+
+
+FAULTS = {
+    fault.name: fault
+    for fault in (
+        Fault("stop-node", "the node is shut down", _stop, _start),
+        Fault("kill-node", "the node loses power", _kill, _start),
+        Fault("freeze", "all processes of the node stand still", _freeze, _thaw),
+        Fault("freeze-sshd", "sshd and its sessions stand still; the rest goes on", _freeze_sshd, _thaw_sshd),
+        Fault("unplug", "the node's network cable is pulled", _unplug, _plug),
+        Fault(
+            "fill-disk", "the file system at --path is full (a loop image over it)", _fill_disk, _empty_disk
+        ),
+        Fault("clock", "munged and the Slurm daemons see a clock off --by a time", _clock, _unclock),
+        Fault("wrong-munge-key", "the node has a munge key of its own", _wrong_munge_key, _right_munge_key),
+        Fault("apt-lock", "dpkg's lock is held for --seconds", _apt_lock, _apt_unlock),
+        Fault(
+            "half-installed", "--package is unpacked and its configuration failed", _half_install, _configure
+        ),
+        Fault("edit", "one byte is appended to the file at --path", _edit, _unedit),
+        Fault("host-key", "sshd has another host key", _host_key, _old_host_key),
+        Fault("xid", "the kernel reports NVIDIA error --xid on --gpu (stays until the next boot)", _xid),
+        Fault(
+            "sudo-password",
+            "ops needs a password for sudo: the one in .lab/sudo-password",
+            _sudo_password,
+            _no_sudo_password,
+        ),
+    )
+}
