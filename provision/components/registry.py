@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from provision.engine.deploy import Secret, Step
+from provision.verify.check import Check
 
 if TYPE_CHECKING:
     from provision.site.models import Node, Site
@@ -41,6 +42,13 @@ def steps(component: str) -> tuple[Step, ...]:
     """The steps that a component's deploy.py defines."""
     module = import_module(f"provision.components.{component}.deploy")
     return tuple(value for value in vars(module).values() if isinstance(value, Step))
+
+
+@cache
+def checks(component: str) -> tuple[Check, ...]:
+    """The checks that a component's checks.py defines, in the order written."""
+    module = import_module(f"provision.components.{component}.checks")
+    return tuple(value for value in vars(module).values() if isinstance(value, Check))
 
 
 def secrets(site: Site) -> dict[str, Secret]:

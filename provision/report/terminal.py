@@ -1,0 +1,101 @@
+"""The document for a person at a terminal; plain text without colours where there is none."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from provision.report.model import Document, Finding, Verdict
+from provision.report.text import by_subject, location, printable, sentence, tally, worst_first
+
+STYLES = {
+    Verdict.PASS: "green",
+    Verdict.WARN: "yellow",
+    Verdict.FAIL: "bold red",
+    Verdict.SKIP: "dim",
+    Verdict.UNKNOWN: "bold magenta",
+}
+_PLAIN_WIDTH = 1000  # columns where there is no terminal: a finding is one line, for grep
+_NARROW = 100  # columns; below, reasons stand below the table
+
+
+def show(document: Document, console: Console | None = None) -> None:
+    """Print nodes, what is not in order, and one line of summary."""
+    if console is None:
+        console = Console() if sys.stdout.isatty() else Console(width=_PLAIN_WIDTH)
+    if document.nodes:
+        wide = console.is_terminal and console.width >= _NARROW
+        console.print(_nodes(document, reasons=wide))
+        if not wide:
+            for name, node in document.nodes.items():
+                if node.reason:
+                    _print_line(console, f"{printable(name)}:", Text(printable(node.reason)))
+    for subject, findings in by_subject(document).items():
+        told = [finding for finding in worst_first(findings) if finding.verdict is not Verdict.PASS]
+        if told:
+            console.print(Text(printable(subject), style="bold"))
+        for finding in told:
+            _print_line(
+                console, Text(f"  {finding.verdict:7}", STYLES[finding.verdict]), _finding_text(finding)
+            )
+            if finding.action:
+                _print_line(console, " " * 9, Text(f"-> {printable(finding.action)}", "cyan"))
+    console.print(_summary(document), soft_wrap=True)
+
+
+def _nodes(document: Document, *, reasons: bool) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("node", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    states = any(node.state for node in document.nodes.values())
+    if states:
+        table.add_column("state", no_wrap=True)
+    table.add_column("changed", justify="right")
+    table.add_column("failed", justify="right")
+    if reasons:
+        table.add_column("reason", overflow="fold")
+    for name, node in document.nodes.items():
+        table.add_row(
+            Text(printable(name)),
+            Text(node.verdict, STYLES[node.verdict]),
+            *([Text(printable(node.state or "-"))] if states else []),
+            str(node.changed),
+            str(node.failed),
+            *([Text(printable(node.reason or ""))] if reasons else []),
+        )
+    return table
+
+
+def _print_line(console: Console, head: str | Text, text: Text) -> None:
+    """`head text`, wrapped below the text where the line is too long."""
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(head, text)
+    console.print(grid)
+
+
+def _finding_text(finding: Finding) -> Text:
+    text = Text(printable(finding.check))
+    if said := sentence(finding):
+        text.append(f": {said}")
+    if where := location(finding):
+        text.append(f" [{where}]", "dim")
+    return text
+
+
+def _summary(document: Document) -> Text:
+    text = Text()
+    text.append(document.verdict, STYLES[document.verdict])
+    parts = [document.verb]
+    if document.site:
+        parts.append(printable(document.site))
+    if document.nodes:
+        parts.append(f"{len(document.nodes)} node{'s' if len(document.nodes) != 1 else ''}")
+    if document.findings:
+        parts.append(tally(document.findings))
+    parts.append(f"{document.seconds:.1f} s")
+    return text.append(": " + "; ".join(parts))

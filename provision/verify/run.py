@@ -1,0 +1,311 @@
+"""Runs components' checks on nodes: all nodes at once, each by itself, none holding up or hiding another.
+
+Site file and ssh are enough: nothing that this tool keeps is read, so a cluster built by other means is
+checked in the same way. Whatever cannot be told (a node out of reach, a check that raises or takes too long,
+an unknown distribution) is a finding UNKNOWN with its reason.
+"""
+
+from __future__ import annotations
+
+import queue
+import shlex
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from pydantic import Field, ValidationError
+from testinfra.host import Host
+
+from provision.components import registry
+from provision.engine.remote import DeadlineExceeded, RemoteError, RootShell, connect
+from provision.profiles import Distribution, UnsupportedDistribution, distribution
+from provision.report.model import Document, Finding, NodeResult, Verdict, worst
+from provision.report.text import sentence, worst_first
+from provision.site.base import Settings
+from provision.site.lock import Lock
+from provision.site.models import Node, Site
+from provision.verify.backend import Session, target_host
+from provision.verify.check import Check, Found, Target, limited, unknown
+from provision.verify.checks import units_failed
+
+GENERIC_CHECKS = (units_failed,)
+LIMITS = "/etc/provision/limits.json"
+WORKERS = 32  # nodes at a time
+CHECK_SECONDS = 20.0  # for one check
+_WHY_LENGTH = 400
+
+Connect = Callable[[Site, Node, str | None], RootShell]
+Progress = Callable[[str, Finding | None], None]  # (node, a finding), at last (node, None): done
+
+
+class Limit(Settings):
+    what: str = Field(min_length=1)  # "sysctl:vm.swappiness", "unit:*"
+    reason: str = Field(min_length=1)
+
+
+class Limits(Settings):
+    """What a node cannot do, as whoever made the node declared it in /etc/provision/limits.json."""
+
+    limits: list[Limit]
+
+
+class LimitsError(Exception):
+    """/etc/provision/limits.json of a node cannot be read or is not as it must be."""
+
+
+def checks_for(site: Site, node: Node, components: Collection[str] | None = None) -> list[Check]:
+    """The checks of the named components (None: all) that apply to `node`, by component, as written."""
+    found = list(GENERIC_CHECKS)
+    for component in registry.COMPONENTS:
+        if site.enabled(component):
+            found += registry.checks(component)
+    return [
+        check
+        for check in found
+        if node.has(check.role) and (components is None or check.component in components)
+    ]
+
+
+def verify(
+    site: Site,
+    lock: Lock,
+    nodes: Sequence[Node],
+    *,
+    components: Collection[str] | None = None,
+    sudo_password: str | None = None,
+    timeout: float = 60.0,
+    progress: Progress = lambda node, finding: None,
+    reach: Connect = lambda site, node, password: connect(site, node, sudo_password=password),
+) -> list[Finding]:
+    """Run the checks of `components` (None: all named in the site file) on `nodes`.
+
+    Each node may take `timeout` seconds. Findings come by node in the order given, then as checks are
+    written; `progress` is called from several threads.
+    """
+
+    def session(node: Node) -> Session:
+        password = sudo_password if node.access.sudo_password else None
+        return Session(node.name, lambda: reach(site, node, password))
+
+    sessions = {node.name: session(node) for node in [*site.nodes.values(), *nodes]}
+    waiting: queue.SimpleQueue[Node] = queue.SimpleQueue()
+    for node in nodes:
+        waiting.put(node)
+    done: queue.SimpleQueue[tuple[str, list[Finding] | BaseException]] = queue.SimpleQueue()
+
+    def work() -> None:
+        while True:
+            try:
+                node = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                found = []
+                deadline = time.monotonic() + timeout
+                for finding in _verify_node(site, lock, node, sessions, components, deadline):
+                    found.append(finding)
+                    progress(node.name, finding)
+                progress(node.name, None)
+                done.put((node.name, found))
+            except BaseException as error:  # noqa: BLE001 - carried to the caller's thread and raised there
+                done.put((node.name, error))
+
+    # Daemon threads: an interrupt need not wait for a node that is just being connected to.
+    for number in range(min(WORKERS, len(nodes))):
+        threading.Thread(target=work, name=f"verify-{number}", daemon=True).start()
+    results: dict[str, list[Finding]] = {}
+    try:
+        for _ in nodes:
+            name, outcome = done.get()
+            if isinstance(outcome, BaseException):
+                raise outcome
+            results[name] = outcome
+    except BaseException:
+        for opened in sessions.values():
+            opened.interrupt()
+        raise
+    for opened in sessions.values():
+        opened.close()
+    return [finding for node in nodes for finding in results[node.name]]
+
+
+def document(site: Site, nodes: Sequence[Node], findings: Sequence[Finding], seconds: float) -> Document:
+    """What `provision verify` answers. Pure."""
+    results = {
+        node.name: node_result([finding for finding in findings if finding.subject == node.name])
+        for node in nodes
+    }
+    return Document(
+        verb="verify",
+        site=site.cluster,
+        verdict=worst(result.verdict for result in results.values()),
+        seconds=round(seconds, 3),
+        nodes=results,
+        findings=list(findings),
+        details={"digest": site.digest},
+    )
+
+
+def node_result(findings: Sequence[Finding]) -> NodeResult:
+    """A node's result from its findings; the reason is the first of the worst. Pure."""
+    verdict = worst(finding.verdict for finding in findings)
+    reason = None
+    if findings and verdict not in (Verdict.PASS, Verdict.SKIP):
+        first = worst_first(findings)[0]
+        reason = f"{first.check}: {sentence(first)}"
+    failed = sum(finding.verdict is Verdict.FAIL for finding in findings)
+    return NodeResult(verdict=verdict, failed=failed, reason=reason)
+
+
+def os_release(text: str) -> dict[str, str]:
+    """The assignments of an os-release file: {"ID": "debian", "VERSION_ID": "13"}. Pure."""
+    values: dict[str, str] = {}
+    for line in text.splitlines():
+        name, equals, value = line.strip().partition("=")
+        if not equals or name.startswith("#"):
+            continue
+        try:
+            values[name] = "".join(shlex.split(value))
+        except ValueError:  # a quote that is not closed: as good as absent
+            continue
+    return values
+
+
+def parse_limits(text: str) -> dict[str, str]:
+    """What -> reason, from the text of limits.json. Raises LimitsError that says what is wrong. Pure."""
+    try:
+        parsed = Limits.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise LimitsError(f"{where + ': ' if where else ''}{first['msg']}") from None
+    return {limit.what: limit.reason for limit in parsed.limits}
+
+
+def _verify_node(
+    site: Site,
+    lock: Lock,
+    node: Node,
+    sessions: Mapping[str, Session],
+    components: Collection[str] | None,
+    deadline: float,
+) -> Iterator[Finding]:
+    session = sessions[node.name]
+    wanted = checks_for(site, node, components)
+    try:
+        session.open()
+        host = target_host(session, node.name)
+        host.backend.deadline = min(deadline, time.monotonic() + CHECK_SECONDS)
+        profile, limits = _profile(host), _limits(host)
+    except (RemoteError, UnsupportedDistribution, LimitsError) as error:
+        yield _not_checked(node, error, wanted)
+        return
+    yield Finding(verdict=Verdict.PASS, check="node-reachable", subject=node.name, read="root by ssh")
+    for number, check in enumerate(wanted, start=1):
+        until = min(deadline, time.monotonic() + CHECK_SECONDS)
+        host.backend.deadline = until
+        other = partial(_other, sessions, until)
+        found, lost = _run(
+            check, Target(site, node, check.component, lock, profile, host, limits, other), until
+        )
+        yield check.finding(node.name, found)
+        if lost:
+            try:
+                session.open()
+            except RemoteError as error:
+                yield _not_checked(node, error, wanted[number:])
+                return
+
+
+def _run(check: Check, at: Target, until: float) -> tuple[Found, bool]:
+    """What `check` found, and whether a connection was lost on the way."""
+    if check.limit is not None and (reason := limited(at.limits, check.limit)) is not None:
+        return Found(Verdict.SKIP, why=reason, source=LIMITS), False
+    begin = time.monotonic()
+    if begin >= until:
+        return unknown("not run: this node's time was over before", action="give more with --timeout"), False
+    try:
+        found: Any = check.run(at)
+    except DeadlineExceeded as error:
+        return (
+            unknown(
+                f"no answer within {until - begin:.0f} s: {_short(str(error))}",
+                action=error.advice or "look at the node's load and disks, or give more with --timeout",
+            ),
+            True,
+        )
+    except RemoteError as error:
+        return unknown(_short(str(error)), action=error.advice), True
+    except Exception as error:  # noqa: BLE001
+        # A check is code of any component run against a node in any state; testinfra itself raises
+        # AssertionError, RuntimeError, ValueError and more. One that raises could not tell, and must
+        # neither end the run nor hide the other checks of this and all other nodes.
+        return (
+            unknown(
+                f"{type(error).__name__}: {_short(str(error))}",
+                action=f"see what {check.name} reads in checks.py of {check.component}",
+            ),
+            False,
+        )
+    if not isinstance(found, Found):
+        return unknown(f"the check {check.name} answered {type(found).__name__}, not Found"), False
+    return found, False
+
+
+def _other(sessions: Mapping[str, Session], until: float, name: str) -> Host | None:
+    """Another node for a cross check; None where it cannot be reached."""
+    try:
+        sessions[name].open()
+    except RemoteError:
+        return None
+    host = target_host(sessions[name], name)
+    host.backend.deadline = until
+    return host
+
+
+def _not_checked(node: Node, error: Exception, left: Sequence[Check]) -> Finding:
+    """Why the checks `left` could not run on `node`: one finding for all of them."""
+    if isinstance(error, UnsupportedDistribution):
+        check, source = "node-distribution", "/etc/os-release"
+        action: str | None = "install a supported one, or add it to provision/profiles/distributions.yml"
+    elif isinstance(error, LimitsError):
+        check, source = "node-limits", LIMITS
+        action = 'write it as {"limits": [{"what": "...", "reason": "..."}]}, or remove it'
+    else:
+        check, source = "node-reachable", "ssh"
+        action = getattr(error, "advice", None)
+    why = _short(str(error).removeprefix(f"{node.name}: "))
+    return Finding(
+        verdict=Verdict.UNKNOWN,
+        check=check,
+        subject=node.name,
+        why=f"{why}; {len(left)} checks did not run",
+        source=source,
+        action=action,
+    )
+
+
+def _profile(host: Host) -> Distribution:
+    release = os_release(_text(host.run("cat /etc/os-release").stdout_bytes))
+    return distribution(release.get("ID", "?"), release.get("VERSION_ID", "?"))
+
+
+def _limits(host: Host) -> dict[str, str]:
+    answer = host.run("if [ -e %s ]; then cat %s; else exit 9; fi", LIMITS, LIMITS)
+    if answer.rc == 9:
+        return {}
+    if answer.rc:
+        raise LimitsError(f"cannot be read: {_text(answer.stderr_bytes)}")
+    return parse_limits(_text(answer.stdout_bytes))
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def _short(text: str) -> str:
+    """`text` in one line of bearable length."""
+    line = " ".join(text.split())
+    return line if len(line) <= _WHY_LENGTH else f"{line[:_WHY_LENGTH]} ..."
