@@ -27,10 +27,9 @@ ROLE_COMPONENTS = {"worker": "slurm", "login": "slurm", "monitor": "prometheus",
 # component -> the roles without which it is nowhere
 NEEDED_ROLES = {"slurm": ("worker",), "prometheus": ("monitor",)}
 
-# rules that say that something is not there: not to be believed while parts of the file cannot be read
-ABSENCES = frozenset(
-    {"missing-head", "role-without-component", "component-without-role", "unknown-host", "unknown-group"}
-)
+# rules that say that something is not there: not to be believed while that part of the file cannot be read
+ABSENT_ROLES = frozenset({"missing-head", "role-without-component", "component-without-role"})
+ABSENT_HOSTS = frozenset({"unknown-host", "unknown-group"})
 
 
 def address(text: str) -> Address:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from provision.site.check import ABSENCES, site_problems, structure_problems
+from provision.site.check import ABSENT_HOSTS, ABSENT_ROLES, site_problems, structure_problems
 from provision.site.document import Document, read_document
 from provision.site.models import SECTIONS, Site, SiteFile
 from provision.site.problem import Key, Problem, SiteError, nearest, one_of, shown
@@ -115,18 +115,18 @@ def _examine(document: Document, path: Path) -> Site | None:
         if file is None:
             return None
     site = Site.from_file(file, path)
-    lost = any(_may_be_missed(key) for key in removed)
-    document.problems += [
-        problem for problem in site_problems(site) if not (lost and problem.rule in ABSENCES)
-    ]
+    doubtful = frozenset[str]().union(*map(_doubtful, removed))
+    document.problems += [problem for problem in site_problems(site) if problem.rule not in doubtful]
     return site
 
 
-def _may_be_missed(key: Key) -> bool:
-    """Whether the cluster seems to lack something because `key` was left out."""
-    if key[0] == "groups":
-        return len(key) <= 2 or key[2] in ("hosts", "roles")
-    return key == ("scheduler",) or key in SECTIONS.values()
+def _doubtful(key: Key) -> frozenset[str]:
+    """The rules that may find something missing only because `key` was left out."""
+    if key[0] == "groups" and (len(key) <= 2 or key[2] == "hosts"):
+        return ABSENT_ROLES | ABSENT_HOSTS
+    if key[0] == "groups" and key[2] == "roles":
+        return ABSENT_ROLES
+    return ABSENT_ROLES if key == ("scheduler",) or key in SECTIONS.values() else frozenset()
 
 
 def _name_empty_sections(data: dict[str, Any]) -> None:
@@ -165,12 +165,20 @@ def _explained(key: Key, reported: set[Key]) -> bool:
 
 
 def _leave_out(data: Any, problem: Problem) -> Key | None:
-    """Take what `problem` is about out of `data`; what lacks a key goes as a whole. The key that is gone."""
+    """Take what `problem` is about out of `data`; what lacks a key goes as a whole. The key that is gone.
+
+    A cluster's name and a group's roles have stand-ins, so that the rest can still be checked.
+    """
     key = problem.key
+    if key == ("cluster",):
+        data["cluster"] = "cluster"
+        return key
+    if key[0] == "groups" and key[2:3] == ("roles",):
+        group = child(child(data, "groups"), key[1])
+        if isinstance(group, dict):
+            group["roles"] = ["worker"]
+        return key
     if problem.rule == "missing-key":
-        if key == ("cluster",):
-            data["cluster"] = "cluster"
-            return key
         key = key[:-1]
     below = data
     for part in key[:-1]:
