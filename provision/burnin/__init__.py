@@ -1,0 +1,1 @@
+"""Burn-in: prove nodes under load, judge the numbers, keep the bad ones out."""

@@ -1,0 +1,50 @@
+"""What a run leaves behind: one result document, and each rank's own lines, written as they happen."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """Write atomically: a reader on any node sees the whole document or none."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(document, file, indent=1)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+class RankLog:
+    """One rank's lines, `rank-0003.jsonl`; rank 0 also reports progress on standard error."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = (folder / f"rank-{rank:04d}.jsonl").open("w", encoding="utf-8", buffering=1)
+        self._rank = rank
+        self._start = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Since this rank's start."""
+        return time.monotonic() - self._start
+
+    def event(self, event: str, **values: Any) -> None:
+        """Keep one raw line."""
+        self._file.write(json.dumps({"seconds": round(self.seconds, 3), "event": event, **values}) + "\n")
+
+    def progress(self, text: str) -> None:
+        """Tell the person who waits (rank 0 only)."""
+        if self._rank == 0:
+            print(f"burn-in {self.seconds:6.1f} s  {text}", file=sys.stderr, flush=True)
+
+    def trouble(self, text: str) -> None:
+        """Tell the person who waits, from any rank."""
+        self.event("trouble", message=text)
+        print(f"burn-in {self.seconds:6.1f} s  TROUBLE  {text}", file=sys.stderr, flush=True)
