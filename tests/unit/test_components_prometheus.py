@@ -16,6 +16,7 @@ from provision.components import exported
 from provision.components.exported import Port, Scrape, ports, scrapes
 from provision.components.prometheus import checks, exports
 from provision.components.prometheus.settings import MonitoringSettings
+from provision.site.hidden import SecretMissing
 from provision.site.models import Site, SiteFile
 
 GROUPS: dict[str, Any] = {
@@ -160,7 +161,7 @@ def test_secrets_of_receivers_come_from_file_environment_or_text(
 def test_a_secret_that_is_not_there_is_named(tmp_path: Path, hidden: dict[str, str], message: str) -> None:
     (tmp_path / "empty.secret").write_text("\n")
     site = make_site(tmp_path, alerts={"webhook": hidden})
-    with pytest.raises(exports.SecretMissing, match=message):
+    with pytest.raises(SecretMissing, match=message):
         exports.alertmanager_yml(site, settings(site))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import json
-import os
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
@@ -12,8 +11,9 @@ from typing import Any
 import yaml
 
 from provision.components.exported import Port, Scrape, scrapes
-from provision.components.prometheus.settings import Alerts, Hidden, MonitoringSettings
+from provision.components.prometheus.settings import Alerts, MonitoringSettings
 from provision.engine.deploy import render
+from provision.site.hidden import reveal
 from provision.site.models import Node, Site
 
 SERVER, ALERTMANAGER, GOSSIP, EXPORTER = 9090, 9093, 9094, 9100
@@ -187,32 +187,6 @@ def _receiver(site: Site, alerts: Alerts) -> dict[str, Any]:
             mail["auth_password"] = reveal(site, alerts.mail.password, "monitoring.alerts.mail.password")
         receiver["email_configs"] = [mail]
     return receiver
-
-
-class SecretMissing(Exception):
-    """The site file names a file or variable for a secret that is not there."""
-
-
-def reveal(site: Site, hidden: Hidden, key: str) -> str:
-    """The text of a secret; `key` is where the site file names it, for the error."""
-    if hidden.value is not None:
-        return hidden.value.get_secret_value()
-    if hidden.env is not None:
-        text = os.environ.get(hidden.env, "").strip()
-        if not text:
-            raise SecretMissing(
-                f"{site.path}: {key}.env: the variable {hidden.env} is not set: export it and run again"
-            )
-        return text
-    assert hidden.file is not None
-    path = site.directory / hidden.file.expanduser()
-    try:
-        text = path.read_text().strip()
-    except OSError as error:
-        raise SecretMissing(f"{site.path}: {key}.file: cannot read {path}: {error.strerror}") from None
-    if not text:
-        raise SecretMissing(f"{site.path}: {key}.file: {path} is empty")
-    return text
 
 
 def server_dropin(binary: str, data: str, node: Node, settings: MonitoringSettings) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, Field
 
 from provision.site.base import Settings
+from provision.site.hidden import Secretive
 
 _DURATION = re.compile(r"(\d+y)?(\d+w)?(\d+d)?(\d+h)?(\d+m)?(\d+s)?(\d+ms)?")
 _SIZE = re.compile(r"\d+(KB|MB|GB|TB|PB)")
@@ -35,27 +35,6 @@ def _smarthost(value: str) -> str:
 
 Duration = Annotated[str, AfterValidator(_duration)]
 Size = Annotated[str, AfterValidator(_size)]
-
-
-class Hidden(Settings):
-    """A value that others must not see: from a file, from the environment, or (least good) as it stands."""
-
-    file: Path | None = None  # on the controller, relative to the site file
-    env: str | None = None  # name of a variable of the controller's environment
-    value: SecretStr | None = None
-
-    @model_validator(mode="after")
-    def _one_source(self) -> Hidden:
-        if [self.file, self.env, self.value].count(None) != 2:
-            raise ValueError("expected exactly one of file, env and value")
-        return self
-
-
-def _plain_text(value: Any) -> Any:
-    return {"value": value} if isinstance(value, str) else value
-
-
-Secretive = Annotated[Hidden, BeforeValidator(_plain_text)]
 
 
 class Mail(Settings):
