@@ -1,0 +1,242 @@
+"""Runs Ansible playbooks on a site: finds them, starts their worker process, collects what came of each node."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from provision.engine.inventory import variables
+from provision.engine.leftovers import end_marked, end_on_nodes, remove_directory
+from provision.engine.playbook_worker import PlaybookJob
+from provision.report.model import Document, Finding, NodeResult, Verdict, worst
+from provision.site.models import Hook, Node, Site
+
+Event = dict[str, Any]
+PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
+FORKS = 32  # nodes at a time; one costs a process on the controller
+
+
+class PlaybookError(Exception):
+    """The playbook cannot be run: not found, or not valid. Nothing was done on any node."""
+
+
+def find_playbook(site: Site, name: str | Path) -> Path:
+    """A playbook by its path (from here or beside the site file), or by its name among this project's own."""
+    path = Path(name).expanduser()
+    places = [Path.cwd() / path, site.directory / path, PLAYBOOKS / path]
+    if not path.suffix:
+        places.append(PLAYBOOKS / f"{path}.yml")
+    for place in places:
+        if place.is_file():
+            return place.resolve()
+    known = ", ".join(sorted(each.stem for each in PLAYBOOKS.glob("*.yml")))
+    raise PlaybookError(
+        f"{name}: no such playbook, here or beside {site.path}; this project's own are: {known}"
+    )
+
+
+def hooks_for(site: Site, component: str, when: Literal["before", "after"]) -> list[Hook]:
+    """The site file's hooks around `component`, in its order."""
+    return [hook for hook in site.file.hooks if getattr(hook, when) == component]
+
+
+def hook_nodes(site: Site, hook: Hook, nodes: Sequence[Node]) -> list[Node]:
+    """Those of `nodes` that `hook` is meant for: of one of its roles, all where it names none."""
+    return [node for node in nodes if not hook.roles or any(node.has(role) for role in hook.roles)]
+
+
+@dataclass
+class _Outcome:
+    results: dict[str, NodeResult] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    operations: list[Event] = field(default_factory=list)
+    end: Event | None = None
+    stops: int = 0  # how often the person has asked to stop
+
+    def take(self, event: Event) -> None:
+        match event["event"]:
+            case "op" if event["outcome"] not in ("same", "skipped"):
+                self.operations.append(event)
+            case "warning":
+                self.findings.append(
+                    Finding(verdict=Verdict.WARN, check="playbook", subject=event["node"], read=event["text"])
+                )
+            case "node":
+                reason = event["reason"]
+                self.results[event["node"]] = NodeResult(
+                    verdict=Verdict.FAIL if reason else Verdict.PASS,
+                    changed=event["changed"],
+                    failed=1 if reason else 0,
+                    reason=reason,
+                )
+                if reason:
+                    self.findings.append(
+                        Finding(verdict=Verdict.FAIL, check="playbook", subject=event["node"], read=reason)
+                    )
+            case "end":
+                self.end = event
+
+
+def run_playbook(
+    site: Site,
+    playbook: Path,
+    nodes: Sequence[Node],
+    *,
+    run: str,
+    extra: Mapping[str, Any] | None = None,
+    check: bool = False,
+    timeout: int | None = None,
+    sudo_password: str | None = None,
+    show: Callable[[Event], None] = lambda event: None,
+) -> Document:
+    """Run `playbook` on `nodes`, all the others of the site being known to it.
+
+    `extra` variables win over the site file's; `timeout` (seconds) is for the whole run. Ctrl-C cancels: nothing is
+    left running here or on the nodes. Raises PlaybookError where the playbook is not valid, SecretMissing where a
+    secret of the site file's variables is not there.
+    """
+    started = time.monotonic()
+    variables(site)  # what is missing is said before anything begins
+    job = PlaybookJob(
+        run=run,
+        site=site,
+        playbook=playbook,
+        nodes=[node.name for node in nodes],
+        variables=dict(extra or {}),
+        check=check,
+        timeout=timeout,
+        forks=max(1, min(len(nodes), FORKS)),
+        sudo_password=sudo_password,
+    )
+    outcome = _Outcome()
+    with tempfile.TemporaryFile("w+") as words:
+        _drive(job, outcome, show, words)
+        words.seek(0)
+        last_words = words.read()[-2000:].strip()
+    left = end_marked(run)
+    if outcome.end is None:  # it was killed, and could not tidy up
+        remove_directory(run)
+        for event in end_on_nodes(site, job.nodes, run, sudo_password):
+            outcome.take(event)
+            show(event)
+    _conclude(job, outcome, left, last_words)
+    verdicts = [*(r.verdict for r in outcome.results.values()), *(f.verdict for f in outcome.findings)]
+    return Document(
+        verb="run",
+        site=site.cluster,
+        verdict=worst(verdicts),
+        seconds=round(time.monotonic() - started, 2),
+        nodes=outcome.results,
+        findings=outcome.findings,
+        details={
+            "run": run,
+            "playbook": str(playbook),
+            "interrupted": outcome.stops > 0,
+            "operations": [{key: op[key] for key in op if key != "event"} for op in outcome.operations],
+        },
+    )
+
+
+def _drive(job: PlaybookJob, outcome: _Outcome, show: Callable[[Event], None], words: IO[str]) -> None:
+    """Start the worker and take in its events until it has ended."""
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "provision.engine.playbook_worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=words,
+        start_new_session=True,  # Ctrl-C reaches the controller only
+    )
+    assert worker.stdin
+    assert worker.stdout
+    content = pickle.dumps(job)
+    with _interruptible(worker, outcome, show):
+        with suppress(BrokenPipeError):  # it ended at once; its last words say why
+            worker.stdin.write(len(content).to_bytes(8, "big") + content)
+            worker.stdin.flush()
+        for line in worker.stdout:
+            event = json.loads(line)
+            outcome.take(event)
+            if event["event"] != "end":
+                show(event)
+        worker.wait()
+    with suppress(BrokenPipeError):
+        worker.stdin.close()
+
+
+@contextmanager
+def _interruptible(
+    worker: subprocess.Popen[bytes], outcome: _Outcome, show: Callable[[Event], None]
+) -> Iterator[None]:
+    """The first Ctrl-C (or TERM) cancels the playbook in order; the third ends the worker, too."""
+
+    def stop(number: int, frame: object) -> None:
+        outcome.stops += 1
+        if outcome.stops > 2:
+            worker.kill()
+            return
+        show({"event": "note", "text": "cancelling: what was started is being ended, here and on the nodes"})
+        assert worker.stdin
+        with suppress(BrokenPipeError, ValueError):
+            worker.stdin.write(b"stop\n")
+            worker.stdin.flush()
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _conclude(job: PlaybookJob, outcome: _Outcome, left: Sequence[int], last_words: str) -> None:
+    """Turn how the worker ended into results. Raises PlaybookError where Ansible refused the playbook."""
+    end = outcome.end
+    if end is None:
+        for name in job.nodes:
+            outcome.results.setdefault(
+                name,
+                NodeResult(
+                    verdict=Verdict.FAIL, failed=1, reason="the playbook's process ended without a word"
+                ),
+            )
+        outcome.findings.append(
+            Finding(
+                verdict=Verdict.FAIL,
+                check="playbook",
+                subject=job.playbook.name,
+                read=last_words or "its process was killed",
+            )
+        )
+    elif not end["began"] and end["status"] == "failed":
+        said = "\n".join(end["said"]) or last_words
+        raise PlaybookError(f"{job.playbook}: Ansible refuses it (exit status {end['rc']}):\n{said}")
+    elif end["rc"] != 0 and not any(not result.verdict.good for result in outcome.results.values()):
+        outcome.findings.append(
+            Finding(
+                verdict=Verdict.FAIL,
+                check="playbook",
+                subject=job.playbook.name,
+                read=f"{end['status']}, exit status {end['rc']}: {' '.join(end['said'][-3:])}".strip(": "),
+            )
+        )
+    still = sorted({*left, *(end["left"] if end else [])})
+    if still:
+        outcome.findings.append(
+            Finding(
+                verdict=Verdict.FAIL,
+                check="playbook",
+                subject="this machine",
+                read=f"processes {', '.join(map(str, still))} of the run could not be ended",
+                action="look at them and end them by hand",
+            )
+        )

@@ -1,0 +1,339 @@
+"""Playbooks: the inventory made of a site file, Ansible's events as ours, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision.engine import leftovers, playbook
+from provision.engine.inventory import inventory, variables
+from provision.engine.playbook import PlaybookError, find_playbook, hook_nodes, hooks_for, run_playbook
+from provision.engine.playbook_events import Reader, explain, node_events
+from provision.report.model import Verdict
+from provision.site.hidden import SecretMissing
+from provision.site.models import Site, SiteFile
+
+DOCUMENT: dict[str, Any] = {
+    "cluster": "tiny",
+    "access": {"user": "admin", "port": 2222, "key": "id_test", "jump": "ops@192.0.2.9"},
+    "groups": {
+        "head": {"hosts": "h1", "addresses": "192.0.2.1", "roles": ["head", "monitor"]},
+        "gpu": {"hosts": "g[1-2]", "roles": ["worker"], "access": {"user": "root"}},
+        "nodes6": {"hosts": "s1", "addresses": "2001:db8::1", "roles": ["storage"]},
+    },
+}
+
+
+def make_site(tmp_path: Path, **more: Any) -> Site:
+    return Site.from_file(SiteFile.model_validate({**DOCUMENT, **more}), tmp_path / "tiny.yml")
+
+
+def test_the_inventory_has_a_group_for_each_group_and_role(tmp_path: Path) -> None:
+    everything = inventory(make_site(tmp_path))["all"]
+    members = {name: list(group["hosts"]) for name, group in everything["children"].items()}
+    assert members == {
+        "head": ["h1"],
+        "monitor": ["h1"],
+        "gpu": ["g1", "g2"],
+        "worker": ["g1", "g2"],
+        "nodes6": ["s1"],
+        "storage": ["s1"],
+    }
+    assert everything["vars"] == {"provision_cluster": "tiny", "provision_head": "h1"}
+
+
+def test_nodes_are_reached_by_the_one_definition_of_a_connection(tmp_path: Path) -> None:
+    hosts = inventory(make_site(tmp_path))["all"]["hosts"]
+    assert (hosts["h1"]["ansible_host"], hosts["h1"]["ansible_port"]) == ("192.0.2.1", 2222)
+    assert (hosts["h1"]["ansible_user"], hosts["h1"]["ansible_become"]) == ("admin", True)
+    assert (hosts["g1"]["ansible_user"], hosts["g1"]["ansible_become"]) == ("root", False)
+    assert hosts["g1"]["ansible_host"] == "g1"
+    assert hosts["s1"]["ansible_host"] == "2001:db8::1"
+    arguments = hosts["h1"]["ansible_ssh_common_args"]
+    assert f"-i {tmp_path}/id_test" in arguments
+    assert "-J ops@192.0.2.9" in arguments
+    assert "StrictHostKeyChecking=accept-new" in arguments
+
+
+def test_variables_have_their_secrets_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bmc.secret").write_text("s3cret\n")
+    monkeypatch.setenv("TOKEN", "t0ken")
+    given = {"plain": 1, "bmc": {"secret": {"file": "bmc.secret"}}, "token": {"secret": {"env": "TOKEN"}}}
+    found, secrets = variables(make_site(tmp_path, variables=given))
+    assert found == {"plain": 1, "bmc": "s3cret", "token": "t0ken"}
+    assert secrets == ["s3cret", "t0ken"]
+
+
+@pytest.mark.parametrize("source", [{"env": "NOT_SET_ANYWHERE"}, {"file": "none"}, {"fil": "x"}, "text", {}])
+def test_a_secret_variable_that_is_not_there_is_named(tmp_path: Path, source: Any) -> None:
+    site = make_site(tmp_path, variables={"token": {"secret": source}})
+    with pytest.raises(SecretMissing, match=r"tiny\.yml: variables\.token\.secret"):
+        variables(site)
+
+
+def test_hooks_stand_before_and_after_components_for_roles(tmp_path: Path) -> None:
+    hooks = [
+        {"playbook": "a.yml", "before": "slurm", "roles": ["worker"]},
+        {"playbook": "b.yml", "after": "slurm"},
+        {"playbook": "c.yml", "before": "slurm"},
+    ]
+    site = make_site(tmp_path, hooks=hooks)
+    assert [hook.playbook.name for hook in hooks_for(site, "slurm", "before")] == ["a.yml", "c.yml"]
+    (after,) = hooks_for(site, "slurm", "after")
+    assert hooks_for(site, "base", "after") == []
+    everyone = list(site.nodes.values())
+    assert hook_nodes(site, after, everyone) == everyone
+    (worker, _) = hooks_for(site, "slurm", "before")
+    assert [node.name for node in hook_nodes(site, worker, everyone)] == ["g1", "g2"]
+
+
+def test_playbooks_are_found_beside_the_site_file_and_by_name(tmp_path: Path) -> None:
+    site = make_site(tmp_path)
+    (tmp_path / "mine.yml").write_text("[]")
+    assert find_playbook(site, "mine.yml") == tmp_path / "mine.yml"
+    assert find_playbook(site, "rolling-maintenance").name == "rolling-maintenance.yml"
+    with pytest.raises(PlaybookError, match=r"none\.yml: no such playbook.*rolling-maintenance"):
+        find_playbook(site, "none.yml")
+
+
+def raw(event: str, **data: Any) -> dict[str, Any]:
+    return {"event": event, "event_data": data}
+
+
+def take(reader: Reader, *events: dict[str, Any]) -> list[dict[str, Any]]:
+    return [found for event in events for found in reader.take(event)]
+
+
+def test_results_of_tasks_become_operations() -> None:
+    found = take(
+        Reader(),
+        raw("playbook_on_play_start", name="Update"),
+        raw("runner_on_start", host="g1", task="Install"),
+        raw("runner_on_ok", host="g1", task="Install", duration=1.23456, res={"changed": True}),
+        raw("runner_on_ok", host="g1", task="Look", duration=0.1, res={"changed": False}),
+        raw("runner_on_skipped", host="g1", task="Reboot"),
+    )
+    assert found[0] == {"event": "start", "node": "g1", "step": "Update", "title": "Install"}
+    assert found[1] == {
+        "event": "op",
+        "node": "g1",
+        "step": "Update",
+        "title": "Install",
+        "outcome": "changed",
+        "seconds": 1.235,
+    }
+    assert [event["outcome"] for event in found[1:]] == ["changed", "same", "skipped"]
+
+
+STATS = {
+    "processed": {"g1": 1, "g2": 1, "g3": 1},
+    "changed": {"g1": 2},
+    "failures": {"g2": 1},
+    "dark": {"g3": 1},
+}
+
+
+def test_failed_and_unreachable_nodes_are_told_apart_with_their_reason() -> None:
+    reader = Reader()
+    take(
+        reader,
+        raw("playbook_on_play_start", name="Update"),
+        raw("runner_on_failed", host="g2", task="Install", res={"msg": "no space left", "rc": 1}),
+        raw("runner_on_unreachable", host="g3", task="Install", res={"msg": "connection timed out"}),
+        raw("playbook_on_stats", **STATS),
+    )
+    reasons = {
+        event["node"]: event["reason"] for event in node_events(reader, "failed", 1.0, ["g1", "g2", "g3"])
+    }
+    assert reasons == {
+        "g1": None,
+        "g2": "Install: no space left",
+        "g3": "unreachable: connection timed out",
+    }
+
+
+def test_a_failure_that_is_ignored_or_rescued_fails_no_node() -> None:
+    reader = Reader()
+    (ignored, rescued) = take(
+        reader,
+        raw("runner_on_failed", host="g1", task="Try", ignore_errors=True, res={"msg": "no"}),
+        raw("runner_on_failed", host="g1", task="Try 2", res={"msg": "no"}),
+        raw("playbook_on_stats", processed={"g1": 1}, rescued={"g1": 1}),
+    )
+    assert (ignored["outcome"], ignored["detail"]) == ("same", "failed, which the playbook ignores: no")
+    assert rescued["outcome"] == "failed"
+    (node,) = node_events(reader, "successful", 1.0, ["g1"])
+    assert node["verdict"] == "pass"
+
+
+@pytest.mark.parametrize(
+    ("ended", "reason"),
+    [
+        ("canceled", "interrupted"),
+        ("timeout", "not done in time"),
+        ("failed", "the playbook did not come to its end"),
+    ],
+)
+def test_a_run_that_was_cut_short_fails_every_node_of_it(ended: str, reason: str) -> None:
+    reader = Reader()
+    take(reader, raw("runner_on_failed", host="g1", task="Install", res={"msg": "no"}))
+    found = {event["node"]: event["reason"] for event in node_events(reader, ended, 1.0, ["g1", "g2"])}
+    assert found == {"g1": "Install: no", "g2": reason}
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ({"msg": "non-zero return code", "stderr": "a\nb", "rc": 3}, "non-zero return code; a; b"),
+        ({"msg": "non-zero return code", "stdout": "only this"}, "non-zero return code; only this"),
+        ({"rc": 3}, "exit status 3"),
+        ({}, "no reason given"),
+        ({"msg": "s3cret", "_ansible_no_log": True}, "(not shown: the task has no_log)"),
+        ({"msg": "x", "results": [{"item": "a", "failed": True, "msg": "bad"}, {"item": "b"}]}, "a: bad"),
+    ],
+)
+def test_why_a_task_failed(result: dict[str, Any], text: str) -> None:
+    assert explain(result) == text
+
+
+def test_no_secret_is_shown() -> None:
+    reader = Reader(hide=["s3cret"])
+    (event,) = take(reader, raw("runner_on_failed", host="g1", task="T", res={"msg": "bad password s3cret"}))
+    take(reader, {"event": "verbose", "stdout": "[ERROR]: s3cret\n"})
+    assert "s3cret" not in json.dumps(event) + json.dumps(reader.reasons) + json.dumps(reader.said)
+
+
+# -- with Ansible itself, on this machine alone --------------------------------------------------------------------
+
+RUN = f"test-{os.getpid()}"
+NOBODY: dict[str, Any] = {"cluster": "tiny", "groups": {"head": {"hosts": "h1", "roles": ["head"]}}}
+
+
+def run_locally(tmp_path: Path, play: str, **more: Any) -> tuple[Any, list[dict[str, Any]]]:
+    """Run tasks on this machine by Ansible's local connection; no ssh, no root."""
+    site = Site.from_file(SiteFile.model_validate({**NOBODY, **more.pop("site", {})}), tmp_path / "tiny.yml")
+    (tmp_path / "play.yml").write_text(
+        "- name: Here\n  hosts: all\n  connection: local\n  gather_facts: false\n"
+        f"  vars: {{ansible_connection: local, ansible_become: false, ansible_python_interpreter: {sys.executable}}}\n"
+        "  tasks:\n" + play
+    )
+    events: list[dict[str, Any]] = []
+    document = run_playbook(
+        site,
+        tmp_path / "play.yml",
+        list(site.nodes.values()),
+        run=RUN,
+        show=events.append,
+        **more,
+    )
+    return document, events
+
+
+def nothing_left() -> bool:
+    """Neither process nor folder of the run is there."""
+    return leftovers.marked(RUN) == [] and not leftovers._directory(RUN).exists()
+
+
+def test_a_playbook_runs_with_variables_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HUSH", "psst-psst")
+    monkeypatch.setenv("ANSIBLE_STDOUT_CALLBACK", "no-such-callback")  # a user's own configuration
+    document, events = run_locally(
+        tmp_path,
+        "    - name: Same\n      ansible.builtin.assert: {that: [hush == 'psst-psst', extra == 'e']}\n"
+        "    - name: Made\n"
+        f"      ansible.builtin.copy: {{dest: {tmp_path}/made, content: made, mode: '0600'}}\n"
+        "    - name: Loud\n      ansible.builtin.command: echo {{ hush }}\n      changed_when: false\n",
+        site={"variables": {"hush": {"secret": {"env": "HUSH"}}}},
+        extra={"extra": "e"},
+    )
+    assert document.verdict is Verdict.PASS
+    assert document.nodes["h1"].changed == 1
+    assert (tmp_path / "made").read_text() == "made"
+    assert [(e["title"], e["outcome"]) for e in events if e["event"] == "op"] == [
+        ("Same", "same"),
+        ("Made", "changed"),
+        ("Loud", "same"),
+    ]
+    assert "psst-psst" not in document.model_dump_json() + json.dumps(events)
+    assert nothing_left()
+
+
+def test_check_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    play = (
+        f"    - name: Made\n      ansible.builtin.copy: {{dest: {tmp_path}/made, content: x, mode: '0600'}}\n"
+    )
+    document, _ = run_locally(tmp_path, play, check=True)
+    assert document.nodes["h1"].changed == 1
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_playbook_that_ansible_refuses_is_wrong_input(tmp_path: Path) -> None:
+    with pytest.raises(PlaybookError, match=r"(?s)Ansible refuses it.*no_such_key"):
+        run_locally(tmp_path, "    - ansible.builtin.debug: {msg: x}\n      no_such_key: 1\n")
+    assert nothing_left()
+
+
+def test_a_run_over_its_time_is_ended_with_all_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(playbook, "end_on_nodes", lambda *_: iter(()))
+    document, _ = run_locally(
+        tmp_path,
+        "    - name: Long\n      ansible.builtin.shell: setsid sleep 600 & sleep 600\n",
+        timeout=4,
+    )
+    assert document.nodes["h1"].reason == "not done in time"
+    assert nothing_left()
+
+
+def test_a_sudo_password_is_in_no_file_and_no_argument(tmp_path: Path) -> None:
+    folder = leftovers._directory(RUN)
+    script = (
+        f"import pathlib;found=[str(p) for p in pathlib.Path('{folder}').rglob('*') if p.is_file() "
+        "and b'open-ses'+b'ame' in p.read_bytes()];"
+        "found+=[str(p) for p in pathlib.Path('/proc').glob('[0-9]*/cmdline') if b'open-ses'+b'ame' in p.read_bytes()];"
+        "print(found)"
+    )
+    (tmp_path / "look.py").write_text(script)
+    document, events = run_locally(
+        tmp_path,
+        f"    - name: Look\n      ansible.builtin.command: {sys.executable} {tmp_path}/look.py\n      register: found\n"
+        "    - name: Nowhere\n      ansible.builtin.assert: {that: \"found.stdout == '[]'\", fail_msg: '{{ found.stdout }}'}\n",
+        sudo_password="open-sesame",
+    )
+    assert document.verdict is Verdict.PASS, document.findings
+    assert "open-sesame" not in json.dumps(events)
+
+
+def test_marked_processes_are_ended_wherever_they_hide() -> None:
+    mark = f"hidden-{os.getpid()}"
+    environment = {**os.environ, leftovers.MARK: mark}
+    code = "import os,signal,time;signal.signal(signal.SIGTERM,signal.SIG_IGN);os.fork() or os.setsid();time.sleep(600)"
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment)
+    deadline = time.monotonic() + 10
+    while len(leftovers.marked(mark)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(leftovers.marked(mark)) == 2
+    assert leftovers.marked("another") == []
+    assert leftovers.end_marked(mark, grace=0.5) == []
+    assert process.wait(timeout=5) == -signal.SIGKILL
+
+
+def test_the_script_for_nodes_ends_marked_processes_and_says_so() -> None:
+    mark = f"remote-{os.getpid()}"
+    process = subprocess.Popen(["sleep", "600"], env={**os.environ, leftovers.MARK: mark})
+    result = subprocess.run(
+        ["sh", "-c", leftovers.end_on_node(mark)], capture_output=True, check=False, timeout=30
+    )
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert process.wait(timeout=5) == -signal.SIGTERM
