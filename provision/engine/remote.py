@@ -129,6 +129,22 @@ class RootShell:
                 "the node or its disk may hang; the command may still be running there",
             ) from None
 
+    def hold_lock(self, path: str, note: str) -> str | None:
+        """Lock the file `path` for as long as this session lives; None, or the note of who holds it already.
+
+        The lock is the shell's own: the kernel drops it when the session is gone, however that comes about, and
+        commands do not inherit it, so a daemon that one of them started never keeps it.
+        """
+        quoted = shlex.quote(path)
+        script = (
+            f"exec 9>>{quoted}\nif flock -n 9; then printf '%s\\n' {shlex.quote(note)} >{quoted}; __l=free; "
+            f"else __l=$(cat {quoted}); exec 9>&-; fi\n"
+        )
+        framed = _framed('printf %s "$__l"', self._nonce, None)
+        deadline = time.monotonic() + DEFAULT_TIMEOUT
+        answer = self._exchange((script + framed).encode(), 1, deadline)[0].stdout
+        return None if answer == "free" else answer
+
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
@@ -311,10 +327,10 @@ def _framed(command: str, nonce: str, stdin: bytes | None) -> str:
     """Shell text that runs `command` in a subshell and then marks the end on both streams."""
     text = f"__c=$(cat <<'{nonce}-c'\n{command}\n{nonce}-c\n)\n"
     if stdin is None:
-        text += '( eval "$__c" ) </dev/null\n'
+        text += '( eval "$__c" ) </dev/null 9>&-\n'
     else:
         encoded = base64.encodebytes(stdin).decode()
-        text += f"base64 -d <<'{nonce}-i' | ( eval \"$__c\" )\n{encoded}{nonce}-i\n"
+        text += f"base64 -d <<'{nonce}-i' | ( eval \"$__c\" ) 9>&-\n{encoded}{nonce}-i\n"
     return text + f"__r=$?; printf '\\n%s %d\\n' {nonce} $__r; printf '\\n%s\\n' {nonce} >&2\n"
 
 

@@ -1,0 +1,90 @@
+"""What is known across nodes while a run is under way: which steps are done, secrets, hardware. For greenlets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from gevent.event import AsyncResult
+
+
+class Blocked(Exception):
+    """A step cannot run because another node's failed; says which."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """The outcome of one step on one node."""
+
+    ok: bool
+    changed: int = 0
+
+
+@dataclass
+class Board:
+    """Greenlets of nodes wait here for each other; other workers' outcomes arrive by `settle`."""
+
+    nodes: list[str]
+    stopping: bool = False
+    _steps: dict[tuple[str, str], AsyncResult[Done]] = field(default_factory=dict)
+    _secrets: AsyncResult[dict[str, bytes] | str] = field(default_factory=AsyncResult)
+    _seen: dict[str, AsyncResult[bool]] = field(default_factory=dict)
+
+    def settle(self, node: str, step: str, done: Done) -> None:
+        """Tell the outcome of a step; the first word counts."""
+        result = self._steps.setdefault((node, step), AsyncResult())
+        if not result.ready():
+            result.set(done)
+
+    def finished(self, node: str, steps: Iterable[str]) -> bool:
+        """Whether all of a node's steps have an outcome."""
+        return all(self._steps.setdefault((node, step), AsyncResult()).ready() for step in steps)
+
+    def await_steps(self, wanted: Iterable[tuple[str, str]]) -> bool:
+        """Wait until all are done; True when one of them changed something. Raises Blocked."""
+        changed = False
+        for node, step in wanted:
+            done = self._steps.setdefault((node, step), AsyncResult()).get()
+            if not done.ok:
+                raise Blocked(f"blocked by {node}: {step} is not done there")
+            changed = changed or done.changed > 0
+        return changed
+
+    def give_secrets(self, secrets: dict[str, bytes] | str) -> None:
+        """The site's secrets, or the reason why there are none."""
+        if not self._secrets.ready():
+            self._secrets.set(secrets)
+
+    def secrets(self) -> dict[str, bytes]:
+        """Wait for the secrets. Raises Blocked when the head could not give them."""
+        secrets = self._secrets.get()
+        if isinstance(secrets, str):
+            raise Blocked(secrets)
+        return secrets
+
+    def seen(self, node: str) -> None:
+        """`node` has told its hardware, or is known to be unable to."""
+        result = self._seen.setdefault(node, AsyncResult())
+        if not result.ready():
+            result.set(True)
+
+    def await_seen(self, nodes: Iterable[str]) -> None:
+        """Wait until each of `nodes` has been seen or given up."""
+        for node in nodes:
+            self._seen.setdefault(node, AsyncResult()).get()
+
+
+class LateSecrets(Mapping[str, bytes]):
+    """Secrets that are waited for when the first of them is asked for."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def __getitem__(self, name: str) -> bytes:
+        return self._board.secrets()[name]
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(self._board.secrets())
+
+    def __len__(self) -> int:
+        return len(self._board.secrets())

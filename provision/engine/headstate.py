@@ -1,0 +1,105 @@
+"""What lives on the head: secrets and acceptance, below /var/lib/provision, readable to root alone.
+
+Functions take the head's root shell. Secrets that exist are adopted before any is made anew, so that a cluster
+which is already running keeps its keys, and a controller that was reinstalled finds them again.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from provision.engine.deploy import Secret
+from provision.engine.remote import RootShell, quote
+
+DIRECTORY = "/var/lib/provision"
+State = Literal["new", "configured", "verified", "burned-in", "admitted", "quarantined"]
+
+
+class HeadError(Exception):
+    """The head's own records cannot be read or written."""
+
+
+class Acceptance(BaseModel):
+    """How far one node has come, and why it is where it is."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    state: State
+    since: str  # ISO 8601, UTC
+    reason: str | None = None
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def read_secrets(
+    shell: RootShell, wanted: Mapping[str, Secret]
+) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """The secrets that exist on the head: those in our own store, and those that a service there already has."""
+    sources = [
+        (secret, path, own)
+        for secret in wanted.values()
+        for path, own in [(f"{DIRECTORY}/secrets/{secret.name}", True), *((path, False) for path in secret.adopt)]
+    ]
+    commands = [f"[ -s {quote(path)} ] && base64 -w0 <{quote(path)}" for _, path, _ in sources]
+    stored: dict[str, bytes] = {}
+    adopted: dict[str, bytes] = {}
+    for (secret, _, own), output in zip(sources, shell.run_many(commands) if commands else [], strict=True):
+        if output.ok and (value := _value(secret, base64.b64decode(output.stdout), own=own)):
+            (stored if own else adopted).setdefault(secret.name, value)
+    return stored, adopted
+
+
+def write_secret(shell: RootShell, name: str, value: bytes) -> None:
+    """Store one secret, 0600 below a 0700 folder; it travels on the shell's input."""
+    path = quote(f"{DIRECTORY}/secrets/{name}")
+    output = shell.run(
+        f"set -e; umask 077; install -d -m 700 {DIRECTORY}/secrets; t=$(mktemp {DIRECTORY}/secrets/.new.XXXXXX); "
+        f'cat >"$t"; sync "$t"; mv -f "$t" {path}',
+        stdin=value,
+    )
+    if not output.ok:
+        raise HeadError(f"{shell.name}: cannot store the secret {name}: {output.stderr.strip()}")
+
+
+def read_acceptance(shell: RootShell) -> dict[str, Acceptance]:
+    """The state of every node the head knows; none on a bare head. Raises HeadError when it cannot be read."""
+    path = f"{DIRECTORY}/acceptance.json"
+    output = shell.run(f"[ ! -e {path} ] || cat {path}")
+    if not output.ok:
+        raise HeadError(f"{shell.name}: cannot read {path}: {output.stderr.strip()}")
+    if not output.stdout.strip():
+        return {}
+    try:
+        document = json.loads(output.stdout)
+        return {node: Acceptance.model_validate(entry) for node, entry in document.items()}
+    except ValueError as error:
+        raise HeadError(f"{shell.name}: {path} is damaged: {error}; restore it from a backup") from error
+
+
+def write_acceptance(shell: RootShell, states: Mapping[str, Acceptance]) -> None:
+    """Replace the record of all nodes, atomically."""
+    text = json.dumps({node: state.model_dump() for node, state in sorted(states.items())}, indent=1)
+    output = shell.run(
+        f"set -e; install -d -m 755 {DIRECTORY}; t=$(mktemp {DIRECTORY}/.acceptance.XXXXXX); "
+        f'cat >"$t"; chmod 644 "$t"; sync "$t"; mv -f "$t" {DIRECTORY}/acceptance.json',
+        stdin=text.encode(),
+    )
+    if not output.ok:
+        raise HeadError(f"{shell.name}: cannot write the acceptance of nodes: {output.stderr.strip()}")
+
+
+def _value(secret: Secret, content: bytes, *, own: bool) -> bytes | None:
+    """The secret in a file's content; a service's configuration is searched by the secret's pattern."""
+    if own or secret.pattern is None:
+        return content
+    match = re.search(secret.pattern, content.decode("utf-8", "replace"), re.MULTILINE)
+    return match.group(1).encode() if match else None

@@ -1,0 +1,74 @@
+"""What this tool made on a node, kept on the node: by it, what is switched off is removed.
+
+/var/lib/provision/manifest.json: {"site": digest, "components": {name: {"files": [...], "units": [...]}}}. Packages
+are never removed: others may have come to need them. Data is never removed at all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+from provision.engine import ops
+from provision.engine.headstate import DIRECTORY
+from provision.engine.preflight import MANIFEST, Facts
+from provision.engine.record import Owned, Recorder
+
+if TYPE_CHECKING:
+    from provision.engine.job import Job
+    from provision.engine.remote import RootShell
+
+Entry = Mapping[str, list[str]]
+
+
+def stale(
+    before: Mapping[str, Entry], now: Mapping[str, Owned], ran: Collection[str], *, whole: bool
+) -> dict[str, Owned]:
+    """What an earlier run made and this one did not, by component. Pure.
+
+    Looked at are components that `ran` just now, and where the run was `whole` (all components) also those that did
+    not run at all: they are switched off, or the node has lost the role.
+    """
+    kept_files = {path for own in now.values() for path in own.files}
+    kept_units = {unit for own in now.values() for unit in own.units}
+    found: dict[str, Owned] = {}
+    for component, entry in before.items():
+        if component in ran or whole:
+            files = [path for path in entry["files"] if path not in kept_files]
+            units = [unit for unit in entry["units"] if unit not in kept_units]
+            if files or units:
+                found[component] = Owned(files, units)
+    return found
+
+
+def merged(
+    before: Mapping[str, Entry], now: Mapping[str, Owned], ran: Collection[str], *, whole: bool
+) -> dict[str, dict[str, list[str]]]:
+    """The manifest's new content: components of this run as they are, others as they were (none if `whole`)."""
+    kept = {} if whole else {name: dict(entry) for name, entry in before.items() if name not in ran}
+    made = {name: {"files": sorted(own.files), "units": sorted(own.units)} for name, own in now.items()}
+    return {**kept, **made}
+
+
+def remove_stale(job: Job, facts: Facts, recorder: Recorder, ran: Collection[str]) -> None:
+    """Stop the units and remove the files that are no longer wanted here."""
+    for component, own in stale(facts.manifest, recorder.owned, ran, whole=job.components is None).items():
+        recorder.component, recorder.step = component, f"{component}:removed"
+        kept = {name: Owned(list(entry.files), list(entry.units)) for name, entry in recorder.owned.items()}
+        for unit in own.units:
+            ops.unit(unit, running=False, enabled=False)
+        for path in own.files:
+            ops.absent(path)
+        recorder.owned = kept
+
+
+def write_manifest(shell: RootShell, job: Job, facts: Facts, recorder: Recorder, ran: Collection[str]) -> None:
+    """Keep what was made on the node. A run that failed leaves the earlier manifest: what it lists is still there."""
+    components = merged(facts.manifest, recorder.owned, ran, whole=job.components is None)
+    text = json.dumps({"site": job.site.digest, "components": components}, indent=1, sort_keys=True)
+    script = (
+        f"umask 077; mkdir -p {DIRECTORY}; t=$(mktemp {DIRECTORY}/.manifest.XXXXXX) && cat >$t && "
+        f"if cmp -s $t {MANIFEST}; then rm -f $t; else mv -f $t {MANIFEST}; fi"
+    )
+    shell.run(script, stdin=text.encode())

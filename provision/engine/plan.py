@@ -1,0 +1,95 @@
+"""What is to be done where, and what waits for what. Pure: from a site to ordered steps a node."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+
+from provision.components import registry
+from provision.engine.deploy import Step
+from provision.site.models import Node, Site
+
+
+class PlanError(Exception):
+    """The components' edges contradict each other, or a wish names a component that is not there."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Steps of every node, each in one order that all nodes share, so that no two nodes can wait for each other."""
+
+    steps: Mapping[str, tuple[Step, ...]]  # node -> steps in order
+
+    def prerequisites(self, site: Site, node: Node, step: Step) -> list[tuple[str, str]]:
+        """The (node, step name) pairs on other nodes that must be done before `step` may run on `node`.
+
+        Nodes that are not part of this run are taken as done: they were brought up by an earlier one.
+        """
+        found = []
+        for edge in step.after:
+            if edge.role == "self":
+                continue
+            for other in site.with_role(edge.role):
+                wanted = f"{edge.component}:{edge.role}"
+                if other.name != node.name and any(s.name == wanted for s in self.steps.get(other.name, ())):
+                    found.append((other.name, wanted))
+        return found
+
+
+def make_plan(site: Site, nodes: Collection[Node], components: Collection[str] | None = None) -> Plan:
+    """The plan for `nodes`, of all named components or of `components` alone. Raises PlanError."""
+    for name in components or ():
+        if name not in registry.COMPONENTS:
+            raise PlanError(f"there is no component {name}; there are {', '.join(registry.COMPONENTS)}")
+        if not site.enabled(name):
+            raise PlanError(f"{name} is not named in {site.path}")
+    order = _order(site)
+    return Plan(
+        {
+            node.name: tuple(
+                sorted(
+                    (
+                        step
+                        for step in registry.steps_for(site, node)
+                        if components is None or step.component in components
+                    ),
+                    key=lambda step: order[step.name],
+                )
+            )
+            for node in nodes
+        }
+    )
+
+
+def _order(site: Site) -> dict[str, int]:
+    """One place for each step of the site: by edges first, then by stage, then as components are listed."""
+    steps = [
+        step
+        for component in registry.COMPONENTS
+        if site.enabled(component)
+        for step in registry.steps(component)
+    ]
+    names = {step.name for step in steps}
+    graph = TopologicalSorter[str]()
+    for step in steps:
+        graph.add(step.name)
+        for edge in step.after:
+            before = [s.name for s in steps if s.component == edge.component] if edge.role == "self" else [
+                f"{edge.component}:{edge.role}"
+            ]
+            graph.add(step.name, *(name for name in before if name in names and name != step.name))
+    try:
+        graph.prepare()
+    except CycleError as error:
+        raise PlanError(f"steps wait for each other: {' -> '.join(error.args[1])}") from error
+    rank = {step.name: (registry.STAGES.index(registry.COMPONENTS[step.component]), index) for index, step in enumerate(steps)}
+    ready: list[str] = []
+    order: dict[str, int] = {}
+    while graph.is_active():
+        ready += graph.get_ready()
+        ready.sort(key=lambda name: rank[name])
+        first = ready.pop(0)
+        order[first] = len(order)
+        graph.done(first)
+    return order

@@ -1,0 +1,107 @@
+"""The first look at a node: what it is, whether it can be provisioned, and whether somebody else is at it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from provision.engine import limits
+from provision.engine.remote import RemoteError, RootShell
+from provision.profiles import Distribution, UnsupportedDistribution, distribution
+from provision.site.models import Hardware
+
+LOCK = "/run/provision.lock"
+MANIFEST = "/var/lib/provision/manifest.json"
+BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
+_HARDWARE = "LC_ALL=C lscpu; grep MemTotal: /proc/meminfo"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What every node is asked before anything else."""
+
+    profile: Distribution
+    limits: Mapping[str, str]
+    hardware: Hardware
+    manifest: Mapping[str, Mapping[str, list[str]]]  # component -> {"files": [...], "units": [...]}
+    boot_id: str
+
+
+class PreflightError(Exception):
+    """A node that cannot be provisioned, with the reason."""
+
+    def __init__(self, message: str, advice: str | None = None) -> None:
+        super().__init__(message)
+        self.advice = advice
+
+
+def take_lock(shell: RootShell, holder: str, run: str) -> None:
+    """Hold this node for as long as the session lives. Raises PreflightError naming who has it.
+
+    The kernel releases it when the session's shell is gone, so a controller that died leaves nothing locked.
+    """
+    holding = shell.hold_lock(LOCK, f"{holder}, run {run}")
+    if holding is not None:
+        raise PreflightError(
+            f"{shell.name} is being provisioned by {holding or 'another run'}", "wait for that run to end"
+        )
+
+
+def look(shell: RootShell) -> Facts:
+    """Read the facts. Raises PreflightError or RemoteError."""
+    release, limited, machine, manifest, boot = shell.run_many(
+        [
+            "cat /etc/os-release",
+            f"[ ! -e {limits.PATH} ] || cat {limits.PATH}",
+            _HARDWARE,
+            f"[ ! -e {MANIFEST} ] || cat {MANIFEST}",
+            BOOT_ID,
+        ]
+    )
+    for output, what in ((release, "/etc/os-release"), (limited, limits.PATH), (machine, "lscpu, /proc/meminfo")):
+        if not output.ok:
+            raise PreflightError(f"{shell.name}: cannot read {what}: {output.stderr.strip()}")
+    try:
+        identity = parse_os_release(release.stdout)
+        profile = distribution(identity.get("ID", "?"), identity.get("VERSION_ID", "?"))
+        known = limits.parse(limited.stdout) if limited.stdout.strip() else {}
+    except (UnsupportedDistribution, limits.LimitsError) as error:
+        raise PreflightError(f"{shell.name}: {error}") from error
+    return Facts(profile, known, parse_hardware(machine.stdout), parse_manifest(manifest.stdout), boot.stdout.strip())
+
+
+def parse_os_release(text: str) -> dict[str, str]:
+    """KEY=value lines, quoted as in a shell."""
+    pairs = (line.partition("=") for line in text.splitlines() if "=" in line and not line.startswith("#"))
+    return {key: "".join(shlex.split(value)) for key, _, value in pairs}
+
+
+def parse_hardware(text: str) -> Hardware:
+    """From `lscpu` and the MemTotal line. Raises PreflightError when a number is missing."""
+    values = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+    try:
+        sockets, cores, threads = (
+            int(values[key]) for key in ("Socket(s)", "Core(s) per socket", "Thread(s) per core")
+        )
+        memory = int(values["MemTotal"].split()[0]) // 1024
+    except (KeyError, ValueError, IndexError) as error:
+        raise PreflightError(f"lscpu and /proc/meminfo do not tell the hardware: {error}") from error
+    return Hardware(sockets=max(sockets, 1), cores=cores, threads=threads, memory=memory)
+
+
+def parse_manifest(text: str) -> dict[str, dict[str, list[str]]]:
+    """What earlier runs made on this node; nothing on a bare one. Raises PreflightError when damaged."""
+    if not text.strip():
+        return {}
+    try:
+        document = json.loads(text)["components"]
+        return {name: {"files": list(own["files"]), "units": list(own["units"])} for name, own in document.items()}
+    except (ValueError, KeyError, TypeError) as error:
+        raise PreflightError(f"{MANIFEST} is damaged ({error}): move it away and apply again") from error
+
+
+def explain(error: Exception) -> tuple[str, str | None]:
+    """Message and advice of whatever ended a node's run."""
+    return str(error), error.advice if isinstance(error, RemoteError) else getattr(error, "advice", None)

@@ -1,0 +1,341 @@
+"""The process in which pyinfra runs: brings a share of the nodes to what the site describes.
+
+    python -m provision.engine.worker <job
+
+Each node's steps run in a greenlet of their own: operations take effect when they are called, and a slow, frozen or
+failing node holds up nobody but those that need it. gevent patches this whole process, which is why it is one.
+"""
+
+from __future__ import annotations
+
+from gevent import monkey
+
+monkey.patch_all()
+
+# The patch must come before anything that opens sockets, hence imports after code.
+import base64  # noqa: E402
+import json  # noqa: E402
+import logging  # noqa: E402
+import os  # noqa: E402
+import pickle  # noqa: E402
+import sys  # noqa: E402
+import threading  # noqa: E402
+import time  # noqa: E402
+from typing import Any  # noqa: E402
+
+import gevent  # noqa: E402
+from pyinfra.api import Config, Inventory, State  # noqa: E402
+from pyinfra.api.state import StateStage  # noqa: E402
+from pyinfra.context import ctx_host, ctx_state  # noqa: E402
+
+from provision.components import registry  # noqa: E402
+from provision.engine import headstate, preflight, reboot  # noqa: E402
+from provision.engine.board import Blocked, Board, Done, LateSecrets  # noqa: E402
+from provision.engine.connector import NodeConnector  # noqa: E402
+from provision.engine.deploy import Context, Step  # noqa: E402
+from provision.engine.job import Job  # noqa: E402
+from provision.engine.manifest import remove_stale, write_manifest  # noqa: E402
+from provision.engine.plan import Plan, make_plan  # noqa: E402
+from provision.engine.record import OperationFailed, Recorder, Stopped  # noqa: E402
+from provision.engine.remote import RemoteError, RootShell, connect  # noqa: E402
+
+
+class Worker:
+    """One run's share of nodes."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.plan: Plan = make_plan(job.site, [job.site.nodes[name] for name in job.all_nodes], job.components)
+        self.board = Board(list(job.nodes))
+        self.lock = job.lock
+        self._out = threading.Lock()
+        hosts = [(name, {}) for name in job.nodes]
+        inventory = Inventory((hosts, {}))
+        for host in inventory:
+            host.connector_cls = NodeConnector
+        self.state = State(
+            inventory,
+            Config(FAIL_PERCENT=None, PARALLEL=max(len(hosts), 1)),
+            check_for_changes=job.forecast,
+        )
+        for stage in (StateStage.Connect, StateStage.Prepare, *([] if job.forecast else [StateStage.Execute])):
+            self.state.set_stage(stage)
+        self.state.is_executing = not job.forecast
+
+    def run(self) -> None:
+        """Bring all nodes of the share as far as they come; their outcomes are told as events."""
+        listener = gevent.spawn(self._listen)
+        with ctx_state.use(self.state):
+            work = [gevent.spawn(self._node, host) for host in self.state.inventory]
+            if self.job.with_secrets and self.job.site.head.name not in self.job.nodes:
+                work.append(gevent.spawn(self._head_only))
+            gevent.joinall(work, raise_error=True)
+        listener.kill()
+
+    def emit(self, event: dict[str, Any]) -> None:
+        """One line of JSON to the controller."""
+        line = json.dumps(event) + "\n"
+        with self._out:
+            sys.stdout.write(line)
+            sys.stdout.flush()
+
+    def _listen(self) -> None:
+        """Take in what the controller says: outcomes of other workers' nodes, and the wish to stop."""
+        while True:
+            line = sys.stdin.buffer.readline()
+            if not line:
+                self.board.stopping = True
+                return
+            word = json.loads(line)
+            if "done" in word:
+                node, step, ok, changed = word["done"]
+                self.board.settle(node, step, Done(ok, changed))
+            elif "seen" in word:
+                self._learn(word["seen"], word["hardware"])
+            elif "secrets" in word:
+                self._take_secrets(word["secrets"])
+            elif "stop" in word:
+                self.board.stopping = True
+
+    def _take_secrets(self, word: dict[str, str] | str) -> None:
+        if isinstance(word, str):
+            self.board.give_secrets(word)
+        else:
+            self.board.give_secrets({name: base64.b64decode(value) for name, value in word.items()})
+
+    def _learn(self, node: str, hardware: dict[str, int] | None) -> None:
+        """Note a node's hardware where the lock has none; a lock that says otherwise wins and is contradicted aloud."""
+        if hardware is not None and node not in self.lock.hardware:
+            known = {**self.lock.model_dump()["hardware"], node: hardware}
+            self.lock = self.lock.model_validate({**self.lock.model_dump(), "hardware": known})
+        self.board.seen(node)
+
+    def _node(self, host: Any) -> None:
+        """Everything that is done on one node, whatever happens told as an event."""
+        name: str = host.name
+        recorder = Recorder(name, self.emit, self.job.forecast, lambda: self.board.stopping)
+        started = time.monotonic()
+        verdict: dict[str, Any] = {"verdict": "pass", "reason": None, "advice": None}
+        try:
+            with ctx_host.use(host):
+                reason = self._converge(host, recorder)
+            if reason:
+                verdict = {"verdict": "fail", "reason": reason, "advice": None}
+        except Stopped:
+            verdict = {"verdict": "fail", "reason": "interrupted", "advice": "run it again: it goes on from here"}
+        except (RemoteError, preflight.PreflightError, headstate.HeadError, OperationFailed) as error:
+            message, advice = preflight.explain(error)
+            verdict = {"verdict": "fail", "reason": message, "advice": advice}
+        except Exception as error:  # noqa: BLE001  a fault of ours on one node must not take the others with it
+            logging.getLogger(__name__).exception("%s", name)
+            verdict = {"verdict": "fail", "reason": f"{type(error).__name__}: {error}", "advice": "this is a bug"}
+        if verdict["verdict"] == "fail":
+            self._give_up(name, str(verdict["reason"]))
+        self.emit(
+            {
+                "event": "node",
+                "node": name,
+                "changed": recorder.changed,
+                "seconds": round(time.monotonic() - started, 3),
+                "facts": host.connector.learnt,
+                **verdict,
+            }
+        )
+
+    def _give_up(self, name: str, reason: str) -> None:
+        """Nobody waits for a node that has failed."""
+        self._tell_seen(name, None)
+        for step in self.plan.steps[name]:
+            self._settle(name, step.name, Done(False))
+        if self.job.with_secrets and name == self.job.site.head.name:
+            self._tell_secrets(f"blocked by {name}: {reason}")
+
+    def _converge(self, host: Any, recorder: Recorder) -> str | None:
+        """All steps of a node in order; the reason why some could not run, None when all did."""
+        job, name = self.job, host.name
+        conn: NodeConnector = host.connector
+        self.emit({"event": "connect", "node": name})
+        conn.shell = connect(job.site, job.site.nodes[name], sudo_password=job.sudo_password)
+        try:
+            if not job.forecast:
+                preflight.take_lock(conn.shell, job.holder, job.run)
+            facts = preflight.look(conn.shell)
+            self._tell_seen(name, facts.hardware.model_dump())
+            self._contradict(name, facts)
+            if job.with_secrets and name == job.site.head.name:
+                self._tell_secrets(self._gather_secrets(conn.shell))
+            conn.attach(recorder, facts.profile, facts.limits)
+            conn.foretell(list(job.facts.get(name, ())))
+            self.board.await_seen(n for n in job.all_nodes if self._hardware_unknown(n))
+            return self._steps(host, recorder, facts)
+        finally:
+            conn.shell.close()
+
+    def _hardware_unknown(self, name: str) -> bool:
+        return name not in self.job.lock.hardware and self.job.site.nodes[name].hardware is None
+
+    def _steps(self, host: Any, recorder: Recorder, facts: preflight.Facts) -> str | None:
+        job, name = self.job, host.name
+        node = job.site.nodes[name]
+        conn: NodeConnector = host.connector
+        blocked: dict[str, str] = {}  # component -> why
+        reasons: list[str] = []
+        steps = self.plan.steps[name]
+        for index, step in enumerate(steps):
+            try:
+                hindered = next((blocked[c] for c in (step.component, *(e.component for e in step.after)) if c in blocked), None)
+                if hindered:
+                    raise Blocked(hindered)
+                if self.board.await_steps(self.plan.prerequisites(job.site, node, step)):
+                    conn.forget()  # what was changed elsewhere may show here
+                changed = self._step(step, host, recorder, facts, reasons)
+                self._settle(name, step.name, Done(True, changed))
+            except Blocked as reason:
+                blocked[step.component] = str(reason)
+                self._settle(name, step.name, Done(False))
+                self.emit({"event": "step", "node": name, "step": step.name, "outcome": "blocked", "reason": str(reason)})
+            last_of_stage = index + 1 == len(steps) or _stage(steps[index + 1]) != _stage(step)
+            if reasons and last_of_stage and not job.forecast:
+                self._reboot(host, recorder, facts, reasons)
+                reasons.clear()
+        if not blocked:
+            remove_stale(job, facts, recorder, {step.component for step in steps})
+            if not job.forecast:
+                write_manifest(conn.shell, job, facts, recorder, {step.component for step in steps})
+        return next(iter(blocked.values()), None)
+
+    def _step(
+        self, step: Step, host: Any, recorder: Recorder, facts: preflight.Facts, reasons: list[str]
+    ) -> int:
+        """Run one step; the number of its changes."""
+        before, started = recorder.changed, time.monotonic()
+        recorder.component, recorder.step = step.component, step.name
+        node = self.job.site.nodes[host.name]
+        context = Context(
+            self.job.site,
+            node,
+            step.component,
+            self.lock,
+            facts.profile,
+            LateSecrets(self.board),
+            facts.limits,
+            reasons,
+        )
+        self.emit({"event": "step", "node": host.name, "step": step.name, "outcome": "running"})
+        try:
+            step.run(context)
+        except OperationFailed:
+            self.emit({"event": "step", "node": host.name, "step": step.name, "outcome": "failed"})
+            raise
+        changed = recorder.changed - before
+        self.emit(
+            {
+                "event": "step",
+                "node": host.name,
+                "step": step.name,
+                "outcome": "done",
+                "changed": changed,
+                "seconds": round(time.monotonic() - started, 3),
+            }
+        )
+        return changed
+
+    def _reboot(self, host: Any, recorder: Recorder, facts: preflight.Facts, reasons: list[str]) -> None:
+        """One reboot for all reasons; a node in use is only told of it."""
+        name = host.name
+        text = "; ".join(dict.fromkeys(reasons))
+        if not self.job.reboot or name in self.job.admitted:
+            self.emit({"event": "warning", "node": name, "text": f"must be rebooted: {text}"})
+            return
+        self.emit({"event": "reboot", "node": name, "text": text})
+        conn: NodeConnector = host.connector
+        conn.shell = reboot.reboot(
+            conn.shell,
+            lambda: connect(self.job.site, self.job.site.nodes[name], sudo_password=self.job.sudo_password),
+            facts.boot_id,
+        )
+        preflight.take_lock(conn.shell, self.job.holder, self.job.run)
+        conn.forget()
+
+    def _head_only(self) -> None:
+        """The head is outside of this run, but what it holds is needed: facts only, and the lease."""
+        site = self.job.site
+        self.emit({"event": "connect", "node": site.head.name, "only": "facts"})
+        try:
+            shell = connect(site, site.head, sudo_password=self.job.sudo_password)
+        except RemoteError as error:
+            self._tell_secrets(f"blocked by {site.head.name}: {error}")
+            return
+        try:
+            if not self.job.forecast:
+                preflight.take_lock(shell, self.job.holder, self.job.run)
+            self._tell_secrets(self._gather_secrets(shell))
+            for _ in iter(lambda: self._busy(), False):
+                gevent.sleep(0.1)
+        except (RemoteError, preflight.PreflightError, headstate.HeadError) as error:
+            self._tell_secrets(f"blocked by {site.head.name}: {error}")
+        finally:
+            shell.close()
+
+    def _busy(self) -> bool:
+        return not all(self.board.finished(name, [s.name for s in self.plan.steps[name]]) for name in self.job.nodes)
+
+    def _gather_secrets(self, shell: RootShell) -> dict[str, bytes]:
+        """Adopt what exists, make what does not; a plan makes nothing and shows what would be made."""
+        wanted = registry.secrets(self.job.site)
+        stored, adopted = headstate.read_secrets(shell, wanted)
+        secrets = {**adopted, **stored}
+        for name, secret in wanted.items():
+            if name in stored:
+                continue
+            outcome = "adopted" if name in adopted else "made"
+            secrets.setdefault(name, secret.make())
+            self.emit({"event": "secret", "node": shell.name, "name": name, "outcome": outcome})
+            if not self.job.forecast:
+                headstate.write_secret(shell, name, secrets[name])
+        return secrets
+
+    def _contradict(self, name: str, facts: preflight.Facts) -> None:
+        """Say so when a node is not what site file or lock say; files are written from these all the same."""
+        known = self.job.lock.hardware_of(self.job.site, self.job.site.nodes[name])
+        if known is not None and known != facts.hardware:
+            self.emit(
+                {
+                    "event": "warning",
+                    "node": name,
+                    "text": f"hardware is {facts.hardware.model_dump()}, site file or lock say {known.model_dump()}",
+                }
+            )
+
+    def _settle(self, node: str, step: str, done: Done) -> None:
+        self.board.settle(node, step, done)
+        self.emit({"private": {"done": [node, step, done.ok, done.changed]}})
+
+    def _tell_seen(self, node: str, hardware: dict[str, int] | None) -> None:
+        self._learn(node, hardware)
+        self.emit({"private": {"seen": node, "hardware": hardware}})
+
+    def _tell_secrets(self, secrets: dict[str, bytes] | str) -> None:
+        self.board.give_secrets(secrets)
+        word = secrets if isinstance(secrets, str) else {k: base64.b64encode(v).decode() for k, v in secrets.items()}
+        if len(self.job.all_nodes) > len(self.job.nodes):
+            self.emit({"private": {"secrets": word}})
+
+
+def _stage(step: Step) -> str:
+    return registry.COMPONENTS[step.component]
+
+
+def main() -> None:
+    """Read the job, run it, tell the events."""
+    logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
+    logging.getLogger("pyinfra").setLevel(logging.CRITICAL)
+    size = int.from_bytes(sys.stdin.buffer.read(8), "big")
+    job = pickle.loads(sys.stdin.buffer.read(size))  # noqa: S301  from our own parent process
+    assert isinstance(job, Job)
+    os.umask(0o077)
+    Worker(job).run()
+
+
+if __name__ == "__main__":
+    main()
