@@ -57,7 +57,7 @@ class Board:
 
     def secrets(self) -> dict[str, bytes]:
         """Wait for the secrets. Raises Blocked when the head could not give them."""
-        secrets = self._secrets.get()
+        secrets: dict[str, bytes] | str = self._secrets.get()
         if isinstance(secrets, str):
             raise Blocked(secrets)
         return secrets

@@ -15,9 +15,8 @@ from pyinfra.api.command import StringCommand
 from pyinfra.connectors.base import BaseConnector
 from pyinfra.connectors.util import CommandOutput, OutputLine
 
-from provision.engine.remote import Output, RootShell
-
 from provision.engine.limits import limit
+from provision.engine.remote import Output, RootShell
 
 if TYPE_CHECKING:
     from provision.engine.record import Recorder
@@ -108,7 +107,9 @@ class NodeConnector(BaseConnector):  # type: ignore[misc]
         print_input: bool = False,
         **arguments: Any,
     ) -> bool:
-        raise NotImplementedError("files are written by provision.engine.ops.file, which is atomic and private")
+        raise NotImplementedError(
+            "files are written by provision.engine.ops.file, which is atomic and private"
+        )
 
     def get_file(
         self,
@@ -121,5 +122,5 @@ class NodeConnector(BaseConnector):  # type: ignore[misc]
     ) -> bool:
         output = self.shell.run(f"cat {shlex.quote(remote_filename)}")
         if output.ok and isinstance(filename_or_io, IOBase):
-            filename_or_io.write(output.stdout.encode())  # type: ignore[attr-defined]
+            filename_or_io.write(output.stdout.encode())
         return output.ok

@@ -40,14 +40,15 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def read_secrets(
-    shell: RootShell, wanted: Mapping[str, Secret]
-) -> tuple[dict[str, bytes], dict[str, bytes]]:
+def read_secrets(shell: RootShell, wanted: Mapping[str, Secret]) -> tuple[dict[str, bytes], dict[str, bytes]]:
     """The secrets that exist on the head: those in our own store, and those that a service there already has."""
     sources = [
         (secret, path, own)
         for secret in wanted.values()
-        for path, own in [(f"{DIRECTORY}/secrets/{secret.name}", True), *((path, False) for path in secret.adopt)]
+        for path, own in [
+            (f"{DIRECTORY}/secrets/{secret.name}", True),
+            *((path, False) for path in secret.adopt),
+        ]
     ]
     commands = [f"[ -s {quote(path)} ] && base64 -w0 <{quote(path)}" for _, path, _ in sources]
     stored: dict[str, bytes] = {}

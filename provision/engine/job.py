@@ -28,6 +28,8 @@ class Job:
     forecast: bool
     with_secrets: bool  # this worker talks to the head for the secrets
     sudo_password: str | None = field(default=None, repr=False)
-    facts: Mapping[str, Sequence[str]] = field(default_factory=dict)  # node -> fact commands read by its last run
+    facts: Mapping[str, Sequence[str]] = field(
+        default_factory=dict
+    )  # node -> fact commands read by its last run
     reboot: bool = True  # nodes that must reboot do so; False: they only say it
     admitted: frozenset[str] = frozenset()

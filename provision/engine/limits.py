@@ -22,7 +22,9 @@ def parse(text: str) -> dict[str, str]:
     try:
         return {str(entry["what"]): str(entry["reason"]) for entry in json.loads(text)["limits"]}
     except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise LimitsError(f"{PATH} is not of the form {{'limits': [{{'what', 'reason'}}]}}: {error}") from error
+        raise LimitsError(
+            f"{PATH} is not of the form {{'limits': [{{'what', 'reason'}}]}}: {error}"
+        ) from error
 
 
 def limit(limits: Mapping[str, str], what: str) -> str | None:

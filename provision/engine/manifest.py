@@ -63,7 +63,9 @@ def remove_stale(job: Job, facts: Facts, recorder: Recorder, ran: Collection[str
         recorder.owned = kept
 
 
-def write_manifest(shell: RootShell, job: Job, facts: Facts, recorder: Recorder, ran: Collection[str]) -> None:
+def write_manifest(
+    shell: RootShell, job: Job, facts: Facts, recorder: Recorder, ran: Collection[str]
+) -> None:
     """Keep what was made on the node. A run that failed leaves the earlier manifest: what it lists is still there."""
     components = merged(facts.manifest, recorder.owned, ran, whole=job.components is None)
     text = json.dumps({"site": job.site.digest, "components": components}, indent=1, sort_keys=True)

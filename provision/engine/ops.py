@@ -108,7 +108,9 @@ def unit(
 
 def accounts(groups: Sequence[_accounts.Group] = (), users: Sequence[_accounts.User] = ()) -> bool:
     """Groups and users exist with these ids and properties; others are left alone. One operation for all."""
-    return _perform(f"accounts ({len(groups)} groups, {len(users)} users)", _apply_accounts, groups=groups, users=users)
+    return _perform(
+        f"accounts ({len(groups)} groups, {len(users)} users)", _apply_accounts, groups=groups, users=users
+    )
 
 
 def sysctl(values: Mapping[str, str | int], name: str = "90-provision") -> bool:
@@ -236,7 +238,9 @@ def _directory(path: str, mode: str, owner: str) -> Iterator[StringCommand]:
     if now != wish:
         connector().recorder.diff = f"- {now or 'nothing'}\n+ {wish}\n"
         user, _, group = owner.partition(":")
-        yield StringCommand(f"install -d -m {mode} -o {shlex.quote(user)} -g {shlex.quote(group)} -- {quoted}")
+        yield StringCommand(
+            f"install -d -m {mode} -o {shlex.quote(user)} -g {shlex.quote(group)} -- {quoted}"
+        )
 
 
 @operation()
@@ -289,9 +293,7 @@ def _unit_script(unit: str, todo: list[str], wanted: units.Wanted, reads: Sequen
     quoted = shlex.quote(unit)
     lines = ["set -u", f"mkdir -p {_LOADED}; now=$(mktemp {_LOADED}/.now.XXXXXX); trap 'rm -f $now' EXIT"]
     lines += [f"[ ! {shlex.quote(path)} -nt $now ] || touch -c -- {shlex.quote(path)}" for path in reads]
-    told = (
-        f"{{ systemctl --no-pager -l status -n 0 {quoted}; journalctl -q --no-pager -o cat -u {quoted} -n 15; }} >&2"
-    )
+    told = f"{{ systemctl --no-pager -l status -n 0 {quoted}; journalctl -q --no-pager -o cat -u {quoted} -n 15; }} >&2"
     for verb in todo:
         if verb == "daemon-reload":
             lines.append("systemctl daemon-reload")
@@ -329,15 +331,11 @@ def _sysctl(values: Mapping[str, str]) -> Iterator[StringCommand]:
         connector().recorder.diff = "".join(
             f"- {key} = {now.get(key, 'unknown here')}\n+ {key} = {value}\n" for key, value in todo.items()
         )
-        yield StringCommand(
-            "sysctl -q -w -- " + shlex.join(f"{key}={value}" for key, value in todo.items())
-        )
+        yield StringCommand("sysctl -q -w -- " + shlex.join(f"{key}={value}" for key, value in todo.items()))
 
 
 @operation()
-def _ensure(
-    test: str, make: str, stdin: bytes | None, requires: str | None
-) -> Iterator[StringCommand]:
+def _ensure(test: str, make: str, stdin: bytes | None, requires: str | None) -> Iterator[StringCommand]:
     recorder = connector().recorder
     if requires is not None and recorder.forecast and not read(f"command -v {shlex.quote(requires)}").ok:
         recorder.later = True
@@ -373,10 +371,20 @@ def _difference(path: str, old: str | None, new: bytes, secret: bool) -> str:
         return f"{'new' if old is None else 'changed'} content (not shown)\n"
     lines = list(
         difflib.unified_diff(
-            (old or "").splitlines(), new.decode("utf-8", "replace").splitlines(), path, path, "now", "wanted", lineterm=""
+            (old or "").splitlines(),
+            new.decode("utf-8", "replace").splitlines(),
+            path,
+            path,
+            "now",
+            "wanted",
+            lineterm="",
         )
     )
-    cut = [*lines[:_DIFF_LINES], f"... {len(lines) - _DIFF_LINES} more lines"] if len(lines) > _DIFF_LINES else lines
+    cut = (
+        [*lines[:_DIFF_LINES], f"... {len(lines) - _DIFF_LINES} more lines"]
+        if len(lines) > _DIFF_LINES
+        else lines
+    )
     return "\n".join(cut) + "\n"
 
 

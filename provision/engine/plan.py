@@ -75,15 +75,20 @@ def _order(site: Site) -> dict[str, int]:
     for step in steps:
         graph.add(step.name)
         for edge in step.after:
-            before = [s.name for s in steps if s.component == edge.component] if edge.role == "self" else [
-                f"{edge.component}:{edge.role}"
-            ]
+            before = (
+                [s.name for s in steps if s.component == edge.component]
+                if edge.role == "self"
+                else [f"{edge.component}:{edge.role}"]
+            )
             graph.add(step.name, *(name for name in before if name in names and name != step.name))
     try:
         graph.prepare()
     except CycleError as error:
         raise PlanError(f"steps wait for each other: {' -> '.join(error.args[1])}") from error
-    rank = {step.name: (registry.STAGES.index(registry.COMPONENTS[step.component]), index) for index, step in enumerate(steps)}
+    rank = {
+        step.name: (registry.STAGES.index(registry.COMPONENTS[step.component]), index)
+        for index, step in enumerate(steps)
+    }
     ready: list[str] = []
     order: dict[str, int] = {}
     while graph.is_active():

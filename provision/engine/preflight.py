@@ -60,7 +60,11 @@ def look(shell: RootShell) -> Facts:
             BOOT_ID,
         ]
     )
-    for output, what in ((release, "/etc/os-release"), (limited, limits.PATH), (machine, "lscpu, /proc/meminfo")):
+    for output, what in (
+        (release, "/etc/os-release"),
+        (limited, limits.PATH),
+        (machine, "lscpu, /proc/meminfo"),
+    ):
         if not output.ok:
             raise PreflightError(f"{shell.name}: cannot read {what}: {output.stderr.strip()}")
     try:
@@ -69,7 +73,9 @@ def look(shell: RootShell) -> Facts:
         known = limits.parse(limited.stdout) if limited.stdout.strip() else {}
     except (UnsupportedDistribution, limits.LimitsError) as error:
         raise PreflightError(f"{shell.name}: {error}") from error
-    return Facts(profile, known, parse_hardware(machine.stdout), parse_manifest(manifest.stdout), boot.stdout.strip())
+    return Facts(
+        profile, known, parse_hardware(machine.stdout), parse_manifest(manifest.stdout), boot.stdout.strip()
+    )
 
 
 def parse_os_release(text: str) -> dict[str, str]:
@@ -80,7 +86,9 @@ def parse_os_release(text: str) -> dict[str, str]:
 
 def parse_hardware(text: str) -> Hardware:
     """From `lscpu` and the MemTotal line. Raises PreflightError when a number is missing."""
-    values = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+    values = {
+        key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())
+    }
     try:
         sockets, cores, threads = (
             int(values[key]) for key in ("Socket(s)", "Core(s) per socket", "Thread(s) per core")
@@ -97,7 +105,9 @@ def parse_manifest(text: str) -> dict[str, dict[str, list[str]]]:
         return {}
     try:
         document = json.loads(text)["components"]
-        return {name: {"files": list(own["files"]), "units": list(own["units"])} for name, own in document.items()}
+        return {
+            name: {"files": list(own["files"]), "units": list(own["units"])} for name, own in document.items()
+        }
     except (ValueError, KeyError, TypeError) as error:
         raise PreflightError(f"{MANIFEST} is damaged ({error}): move it away and apply again") from error
 

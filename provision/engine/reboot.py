@@ -24,7 +24,9 @@ def reboot(
     here at once.
     """
     name = shell.name
-    shell.run("systemd-run --quiet --collect --on-active=1 --timer-property=AccuracySec=100ms systemctl reboot")
+    shell.run(
+        "systemd-run --quiet --collect --on-active=1 --timer-property=AccuracySec=100ms systemctl reboot"
+    )
     shell.close()
     deadline = time.monotonic() + limit
     seen = "nothing"

@@ -142,7 +142,7 @@ class RootShell:
         )
         framed = _framed('printf %s "$__l"', self._nonce, None)
         deadline = time.monotonic() + DEFAULT_TIMEOUT
-        answer = self._exchange((script + framed).encode(), 1, deadline)[0].stdout
+        answer = self._exchange((script + framed).encode(), 1, deadline)[0].stdout.decode("utf-8", "replace")
         return None if answer == "free" else answer
 
     @property

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 PROPERTIES = "LoadState,ActiveState,SubState,UnitFileState,NeedDaemonReload,ActiveEnterTimestamp"
-_ENABLED = {"enabled", "enabled-runtime", "static", "alias", "indirect", "generated", "linked", "linked-runtime"}
+_ENABLED = {
+    "enabled",
+    "enabled-runtime",
+    "static",
+    "alias",
+    "indirect",
+    "generated",
+    "linked",
+    "linked-runtime",
+}
 
 
 @dataclass(frozen=True)

@@ -45,11 +45,13 @@ class Worker:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.plan: Plan = make_plan(job.site, [job.site.nodes[name] for name in job.all_nodes], job.components)
+        self.plan: Plan = make_plan(
+            job.site, [job.site.nodes[name] for name in job.all_nodes], job.components
+        )
         self.board = Board(list(job.nodes))
         self.lock = job.lock
         self._out = threading.Lock()
-        hosts = [(name, {}) for name in job.nodes]
+        hosts: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in job.nodes]
         inventory = Inventory((hosts, {}))
         for host in inventory:
             host.connector_cls = NodeConnector
@@ -58,7 +60,11 @@ class Worker:
             Config(FAIL_PERCENT=None, PARALLEL=max(len(hosts), 1)),
             check_for_changes=job.forecast,
         )
-        for stage in (StateStage.Connect, StateStage.Prepare, *([] if job.forecast else [StateStage.Execute])):
+        for stage in (
+            StateStage.Connect,
+            StateStage.Prepare,
+            *([] if job.forecast else [StateStage.Execute]),
+        ):
             self.state.set_stage(stage)
         self.state.is_executing = not job.forecast
 
@@ -122,13 +128,21 @@ class Worker:
             if reason:
                 verdict = {"verdict": "fail", "reason": reason, "advice": None}
         except Stopped:
-            verdict = {"verdict": "fail", "reason": "interrupted", "advice": "run it again: it goes on from here"}
+            verdict = {
+                "verdict": "fail",
+                "reason": "interrupted",
+                "advice": "run it again: it goes on from here",
+            }
         except (RemoteError, preflight.PreflightError, headstate.HeadError, OperationFailed) as error:
             message, advice = preflight.explain(error)
             verdict = {"verdict": "fail", "reason": message, "advice": advice}
-        except Exception as error:  # noqa: BLE001  a fault of ours on one node must not take the others with it
+        except Exception as error:
             logging.getLogger(__name__).exception("%s", name)
-            verdict = {"verdict": "fail", "reason": f"{type(error).__name__}: {error}", "advice": "this is a bug"}
+            verdict = {
+                "verdict": "fail",
+                "reason": f"{type(error).__name__}: {error}",
+                "advice": "this is a bug",
+            }
         if verdict["verdict"] == "fail":
             self._give_up(name, str(verdict["reason"]))
         self.emit(
@@ -183,7 +197,14 @@ class Worker:
         steps = self.plan.steps[name]
         for index, step in enumerate(steps):
             try:
-                hindered = next((blocked[c] for c in (step.component, *(e.component for e in step.after)) if c in blocked), None)
+                hindered = next(
+                    (
+                        blocked[c]
+                        for c in (step.component, *(e.component for e in step.after))
+                        if c in blocked
+                    ),
+                    None,
+                )
                 if hindered:
                     raise Blocked(hindered)
                 if self.board.await_steps(self.plan.prerequisites(job.site, node, step)):
@@ -193,7 +214,15 @@ class Worker:
             except Blocked as reason:
                 blocked[step.component] = str(reason)
                 self._settle(name, step.name, Done(False))
-                self.emit({"event": "step", "node": name, "step": step.name, "outcome": "blocked", "reason": str(reason)})
+                self.emit(
+                    {
+                        "event": "step",
+                        "node": name,
+                        "step": step.name,
+                        "outcome": "blocked",
+                        "reason": str(reason),
+                    }
+                )
             last_of_stage = index + 1 == len(steps) or _stage(steps[index + 1]) != _stage(step)
             if reasons and last_of_stage and not job.forecast:
                 self._reboot(host, recorder, facts, reasons)
@@ -278,7 +307,9 @@ class Worker:
             shell.close()
 
     def _busy(self) -> bool:
-        return not all(self.board.finished(name, [s.name for s in self.plan.steps[name]]) for name in self.job.nodes)
+        return not all(
+            self.board.finished(name, [s.name for s in self.plan.steps[name]]) for name in self.job.nodes
+        )
 
     def _gather_secrets(self, shell: RootShell) -> dict[str, bytes]:
         """Adopt what exists, make what does not; a plan makes nothing and shows what would be made."""
@@ -314,10 +345,16 @@ class Worker:
     def _tell_seen(self, node: str, hardware: dict[str, int] | None) -> None:
         self._learn(node, hardware)
         self.emit({"private": {"seen": node, "hardware": hardware}})
+        if hardware is not None:
+            self.emit({"event": "hardware", "node": node, "hardware": hardware})
 
     def _tell_secrets(self, secrets: dict[str, bytes] | str) -> None:
         self.board.give_secrets(secrets)
-        word = secrets if isinstance(secrets, str) else {k: base64.b64encode(v).decode() for k, v in secrets.items()}
+        word = (
+            secrets
+            if isinstance(secrets, str)
+            else {k: base64.b64encode(v).decode() for k, v in secrets.items()}
+        )
         if len(self.job.all_nodes) > len(self.job.nodes):
             self.emit({"private": {"secrets": word}})
 
@@ -331,7 +368,7 @@ def main() -> None:
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
     logging.getLogger("pyinfra").setLevel(logging.CRITICAL)
     size = int.from_bytes(sys.stdin.buffer.read(8), "big")
-    job = pickle.loads(sys.stdin.buffer.read(size))  # noqa: S301  from our own parent process
+    job = pickle.loads(sys.stdin.buffer.read(size))
     assert isinstance(job, Job)
     os.umask(0o077)
     Worker(job).run()

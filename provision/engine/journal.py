@@ -1,0 +1,90 @@
+"""What was done where, when, with what outcome: SQLite, one file a site.
+
+It makes runs comparable and tells which facts a node's next run will read; it is never asked what is true of a node.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS runs (
+    run TEXT PRIMARY KEY, verb TEXT NOT NULL, holder TEXT NOT NULL, site TEXT NOT NULL,
+    started TEXT NOT NULL, ended TEXT, verdict TEXT
+);
+CREATE TABLE IF NOT EXISTS events (
+    run TEXT NOT NULL REFERENCES runs(run), at REAL NOT NULL, node TEXT, event TEXT NOT NULL, content TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS events_of_run ON events(run, node);
+CREATE TABLE IF NOT EXISTS facts (node TEXT NOT NULL, scope TEXT NOT NULL, commands TEXT NOT NULL, PRIMARY KEY (node, scope));
+CREATE TABLE IF NOT EXISTS applied (node TEXT PRIMARY KEY, site TEXT NOT NULL, run TEXT NOT NULL);
+"""
+
+
+class Journal:
+    """The journal of one site; every method is one transaction."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "journal.db"
+        with closing(self._open()) as db, db:
+            db.executescript(_SCHEMA)
+        self.path.chmod(0o600)
+
+    def begin(self, run: str, verb: str, holder: str, site: str, started: str) -> None:
+        self._do(
+            "INSERT INTO runs(run, verb, holder, site, started) VALUES (?, ?, ?, ?, ?)",
+            [(run, verb, holder, site, started)],
+        )
+
+    def end(self, run: str, ended: str, verdict: str) -> None:
+        self._do("UPDATE runs SET ended = ?, verdict = ? WHERE run = ?", [(ended, verdict, run)])
+
+    def add(self, run: str, events: Iterable[tuple[float, Mapping[str, Any]]]) -> None:
+        """Events with their moment, seconds since the epoch."""
+        rows = [(run, at, event.get("node"), event["event"], json.dumps(event)) for at, event in events]
+        self._do("INSERT INTO events(run, at, node, event, content) VALUES (?, ?, ?, ?, ?)", rows)
+
+    def remember_facts(self, scope: str, commands: Mapping[str, list[str]]) -> None:
+        """Which facts each node's run read; `scope` tells whole runs from those of single components."""
+        rows = [(node, scope, json.dumps(list(texts))) for node, texts in commands.items()]
+        self._do("INSERT OR REPLACE INTO facts(node, scope, commands) VALUES (?, ?, ?)", rows)
+
+    def facts(self, scope: str) -> dict[str, list[str]]:
+        rows = self._ask("SELECT node, commands FROM facts WHERE scope = ?", (scope,))
+        return {node: json.loads(commands) for node, commands in rows}
+
+    def mark_applied(self, nodes: Iterable[str], site: str, run: str) -> None:
+        """These nodes are what the site file of digest `site` says."""
+        self._do(
+            "INSERT OR REPLACE INTO applied(node, site, run) VALUES (?, ?, ?)",
+            [(node, site, run) for node in nodes],
+        )
+
+    def applied(self) -> dict[str, str]:
+        """Node -> digest of the site file that it was last brought to by this controller."""
+        return dict(self._ask("SELECT node, site FROM applied", ()))
+
+    def runs(self, most: int = 20) -> list[dict[str, Any]]:
+        """The latest runs, newest first."""
+        rows = self._ask(
+            "SELECT run, verb, holder, site, started, ended, verdict FROM runs ORDER BY started DESC LIMIT ?",
+            (most,),
+        )
+        names = ("run", "verb", "holder", "site", "started", "ended", "verdict")
+        return [dict(zip(names, row, strict=True)) for row in rows]
+
+    def _open(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.path, timeout=30)
+
+    def _do(self, statement: str, rows: list[tuple[Any, ...]]) -> None:
+        with closing(self._open()) as db, db:
+            db.executemany(statement, rows)
+
+    def _ask(self, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        with closing(self._open()) as db:
+            return list(db.execute(query, values))
