@@ -14,6 +14,7 @@ monkey.patch_all()
 
 # The patch must come before anything that opens sockets, hence imports after code.
 import base64  # noqa: E402
+import io  # noqa: E402
 import json  # noqa: E402
 import logging  # noqa: E402
 import os  # noqa: E402
@@ -24,6 +25,7 @@ import time  # noqa: E402
 from typing import Any  # noqa: E402
 
 import gevent  # noqa: E402
+from gevent.fileobject import FileObject  # noqa: E402
 from pyinfra.api import Config, Inventory, State  # noqa: E402
 from pyinfra.api.state import StateStage  # noqa: E402
 from pyinfra.context import ctx_host, ctx_state  # noqa: E402
@@ -87,11 +89,7 @@ class Worker:
 
     def _listen(self) -> None:
         """Take in what the controller says: outcomes of other workers' nodes, and the wish to stop."""
-        while True:
-            line = sys.stdin.buffer.readline()
-            if not line:
-                self.board.stopping = True
-                return
+        for line in FileObject(sys.stdin.fileno(), "rb", close=False):  # one that lets other greenlets run
             word = json.loads(line)
             if "done" in word:
                 node, step, ok, changed = word["done"]
@@ -102,6 +100,7 @@ class Worker:
                 self._take_secrets(word["secrets"])
             elif "stop" in word:
                 self.board.stopping = True
+        self.board.stopping = True  # the controller is gone
 
     def _take_secrets(self, word: dict[str, str] | str) -> None:
         if isinstance(word, str):
@@ -361,6 +360,17 @@ class Worker:
 
 def _stage(step: Step) -> str:
     return registry.COMPONENTS[step.component]
+
+
+def _exactly(stream: io.FileIO, size: int) -> bytes:
+    """`size` bytes of an unbuffered stream, which may give fewer at a time."""
+    content = bytearray()
+    while len(content) < size:
+        more = stream.read(size - len(content))
+        if not more:
+            raise EOFError("the controller ended before the job was read")
+        content += more
+    return bytes(content)
 
 
 def main() -> None:
