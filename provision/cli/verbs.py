@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import typer
 
-from provision.cli import check, lab
+from provision.cli import apply, check, lab
 
 
 def register(app: typer.Typer) -> None:
     """Add all verbs to `app`."""
     app.command("check")(check.check)
+    app.command("plan")(apply.plan)
+    app.command("apply")(apply.apply)
     app.add_typer(lab.app, name="lab")

@@ -24,9 +24,9 @@ from typing import Any
 
 from provision.engine.job import Job
 from provision.engine.journal import Journal
-from provision.engine.paths import state_directory
 from provision.engine.plan import make_plan
 from provision.report.model import Document, Finding, NodeResult, Verdict, worst
+from provision.report.store import state_directory
 from provision.site.lock import Lock, load_lock, save_lock
 from provision.site.models import Hardware, Node, Site
 

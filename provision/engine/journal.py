@@ -21,7 +21,9 @@ CREATE TABLE IF NOT EXISTS events (
     run TEXT NOT NULL REFERENCES runs(run), at REAL NOT NULL, node TEXT, event TEXT NOT NULL, content TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS events_of_run ON events(run, node);
-CREATE TABLE IF NOT EXISTS facts (node TEXT NOT NULL, scope TEXT NOT NULL, commands TEXT NOT NULL, PRIMARY KEY (node, scope));
+CREATE TABLE IF NOT EXISTS facts (
+    node TEXT NOT NULL, scope TEXT NOT NULL, commands TEXT NOT NULL, PRIMARY KEY (node, scope)
+);
 CREATE TABLE IF NOT EXISTS applied (node TEXT PRIMARY KEY, site TEXT NOT NULL, run TEXT NOT NULL);
 """
 
@@ -30,6 +32,7 @@ class Journal:
     """The journal of one site; every method is one transaction."""
 
     def __init__(self, directory: Path) -> None:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path = directory / "journal.db"
         with closing(self._open()) as db, db:
             db.executescript(_SCHEMA)

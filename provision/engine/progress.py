@@ -1,4 +1,4 @@
-"""Shows a run while it is under way: a live table in a terminal, plain lines elsewhere. Takes events, says nothing else."""
+"""Shows a run while it is under way: a live table in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ def _terminal(title: str, nodes: Sequence[str]) -> Iterator[Callable[[Event], No
         made.add_column(no_wrap=True)
         made.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         made.add_column(justify="right", no_wrap=True)
-        made.add_row(f"[bold]{title}[/]", f"{over} of {len(rows)} nodes done", f"{time.monotonic() - started:.0f} s")
+        made.add_row(
+            f"[bold]{title}[/]", f"{over} of {len(rows)} nodes done", f"{time.monotonic() - started:.0f} s"
+        )
         busy = sorted(rows.items(), key=lambda item: (item[1].over == "pass", item[0]))
         for node, row in busy[:_MOST_ROWS]:
             colour = {"pass": "green", "fail": "red", None: "cyan"}.get(row.over, "yellow")

@@ -39,7 +39,7 @@ def ssh_options(site: Site, node: Node) -> list[str]:
 
 
 def destination(node: Node) -> str:
-    """`user@host` for OpenSSH: the name where an OpenSSH configuration is given (it knows the name), else the address."""
+    """`user@host` for OpenSSH: the name where an OpenSSH configuration knows it, else the address."""
     host = node.name if node.access.ssh_config is not None else (node.address or node.name)
     return f"{node.access.user}@{host}"
 

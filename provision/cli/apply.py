@@ -1,0 +1,149 @@
+"""`provision plan SITE` and `provision apply SITE`: what would change, and making it so."""
+
+from __future__ import annotations
+
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from provision.cli.common import (
+    JsonOption,
+    LimitOption,
+    SiteArgument,
+    answer,
+    limited,
+    open_site,
+    print_json,
+    refuse,
+)
+from provision.engine.controller import converge, stale_nodes
+from provision.engine.plan import PlanError
+from provision.engine.progress import progress
+from provision.report import store
+from provision.report.model import Document, Finding, Verdict
+from provision.site.models import Node, Site
+from provision.site.secrets import sudo_password
+
+ComponentOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--component", "-c", metavar="NAME", help="Only this component; may be given several times."
+    ),
+]
+INTERRUPTED = 130  # exit status
+
+
+def plan(
+    site: SiteArgument,
+    limit: LimitOption = None,
+    component: ComponentOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show, node by node, what apply would change, with differences. Changes nothing.
+
+    "later" marks what can only be told once something before it is done. With --limit, the nodes outside that
+    hold an older state are named: files that list all nodes stay old there.
+
+    Example: provision plan inventories/lab.yml --limit lab-gpu-1
+    """
+    cluster = open_site(site, "plan", as_json)
+    nodes = limited(cluster, limit)
+    document = _converge(cluster, nodes, "plan", component, as_json)
+    if as_json:
+        print_json(document)
+        raise typer.Exit(document.exit_status)
+    _print_operations(document, Console())
+    answer(document, as_json)
+
+
+def apply(
+    site: SiteArgument,
+    limit: LimitOption = None,
+    component: ComponentOption = None,
+    no_reboot: Annotated[
+        bool, typer.Option("--no-reboot", help="Say which nodes must reboot instead of rebooting them.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring nodes to what the site file says. Run again, it changes nothing that is right and mends what is not.
+
+    Every node converges by itself: one that is dead, slow or failing is reported with its reason and holds up only
+    those that need it. Ctrl-C lets running operations end; the next run goes on from there.
+
+    Example: provision apply inventories/lab.yml --limit gpu --component slurm
+    """
+    cluster = open_site(site, "apply", as_json)
+    nodes = limited(cluster, limit)
+    document = _converge(cluster, nodes, "apply", component, as_json, reboot=not no_reboot)
+    store.save(document, cluster)
+    end(document, as_json)
+
+
+def end(document: Document, as_json: bool) -> NoReturn:
+    """Answer; an interrupted run ends with its own exit status."""
+    if document.details.get("interrupted"):
+        try:
+            answer(document, as_json)
+        except typer.Exit:
+            raise typer.Exit(INTERRUPTED) from None
+    answer(document, as_json)
+
+
+def _converge(
+    site: Site,
+    nodes: list[Node],
+    verb: str,
+    components: list[str] | None,
+    as_json: bool,
+    *,
+    reboot: bool = True,
+) -> Document:
+    password = sudo_password(site, nodes)
+    try:
+        with progress(f"{verb} {site.cluster}", [node.name for node in nodes], quiet=as_json) as show:
+            document = converge(
+                site,
+                nodes,
+                verb=verb,
+                forecast=verb == "plan",
+                components=components,
+                sudo_password=password,
+                show=show,
+                reboot=reboot,
+            )
+    except PlanError as error:
+        refuse(str(error))
+    outside = stale_nodes(site, nodes) if len(nodes) < len(site.nodes) else []
+    if outside:
+        document.findings.append(
+            Finding(
+                verdict=Verdict.WARN,
+                check="nodes-outside-limit",
+                subject=site.cluster,
+                read=", ".join(outside),
+                expected="brought to this state of the site file",
+                action="files that list all nodes are old there until apply is run without --limit",
+            )
+        )
+    return document
+
+
+def _print_operations(document: Document, console: Console) -> None:
+    """The changes of a plan, node by node, with their differences."""
+    last = None
+    for operation in document.details["operations"]:
+        if operation["node"] != last:
+            last = operation["node"]
+            console.print(Text(str(last), "bold"))
+        mark, style = {"changed": ("~", "yellow"), "later": ("?", "cyan"), "skipped": ("-", "dim")}.get(
+            operation["outcome"], ("!", "bold red")
+        )
+        line = Text(f"  {mark} {operation['step']}: {operation['title']}", style)
+        if operation.get("detail"):
+            line.append(f" ({operation['detail']})", "dim")
+        console.print(line, soft_wrap=True)
+        for text in operation.get("diff", "").splitlines():
+            colour = "green" if text.startswith("+") else "red" if text.startswith("-") else "dim"
+            console.print(Text(f"      {text}", colour), soft_wrap=True)
