@@ -21,7 +21,12 @@ def exporter(on: Context) -> None:
 
 
 @step("monitor")
-def alertmanager(on: Context) -> None:
+def monitor(on: Context) -> None:
+    _alertmanager(on)
+    _server(on)
+
+
+def _alertmanager(on: Context) -> None:
     unit, binary = on.profile.unit("alertmanager"), on.profile.path("alertmanager")
     # Before anything is changed: it fails where a secret that the site file names is not there.
     config = exports.alertmanager_yml(on.site, on.settings(MonitoringSettings))
@@ -41,8 +46,7 @@ def alertmanager(on: Context) -> None:
     ops.unit(unit, reads=[exports.ALERTMANAGER_CONFIG], reload=True)
 
 
-@step("monitor")
-def server(on: Context) -> None:
+def _server(on: Context) -> None:
     unit, binary = on.profile.unit("prometheus"), on.profile.path("prometheus")
     settings = on.settings(MonitoringSettings)
     ops.packages(*on.profile.packages("prometheus"))
