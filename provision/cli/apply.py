@@ -13,6 +13,7 @@ from provision.cli.common import (
     LimitOption,
     SiteArgument,
     answer,
+    ask_sudo_password,
     limited,
     open_site,
     print_json,
@@ -24,7 +25,6 @@ from provision.engine.progress import progress
 from provision.report import store
 from provision.report.model import Document, Finding, Verdict
 from provision.site.models import Node, Site
-from provision.site.secrets import sudo_password
 
 ComponentOption = Annotated[
     list[str] | None,
@@ -100,7 +100,7 @@ def _converge(
     *,
     reboot: bool = True,
 ) -> Document:
-    password = sudo_password(site, nodes)
+    password = ask_sudo_password(site, nodes)
     try:
         with progress(f"{verb} {site.cluster}", [node.name for node in nodes], quiet=as_json) as show:
             document = converge(

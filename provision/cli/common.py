@@ -16,6 +16,7 @@ from provision.site.hostlist import HostlistError, expand
 from provision.site.load import find, load, site_names
 from provision.site.models import Node, Site
 from provision.site.problem import Problem, SiteError, nearest
+from provision.site.secrets import sudo_password
 
 WRONG_INPUT = 2  # exit status
 
@@ -87,6 +88,15 @@ def select(site: Site, limit: str | None) -> list[Node]:
             advice = f'did you mean "{close}"?' if close else f"groups are {', '.join(site.file.groups)}"
             raise HostlistError(f'"{name}" is no node, group or role of {site.cluster}; {advice}')
     return [node for node in site.nodes.values() if node.name in chosen]
+
+
+def ask_sudo_password(site: Site, nodes: Iterable[Node]) -> str | None:
+    """The sudo password for `nodes`, None where none is needed; one that is missing ends with exit status 2."""
+    try:
+        return sudo_password(site, nodes)
+    except SiteError as error:
+        print_problems(error.problems, Console(stderr=True))
+        raise typer.Exit(WRONG_INPUT) from error
 
 
 def answer(document: Document, as_json: bool) -> NoReturn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from provision.cli import apply, check, lab
+from provision.cli import apply, check, lab, report, verify
 
 
 def register(app: typer.Typer) -> None:
@@ -12,4 +12,6 @@ def register(app: typer.Typer) -> None:
     app.command("check")(check.check)
     app.command("plan")(apply.plan)
     app.command("apply")(apply.apply)
+    app.command("verify")(verify.verify)
+    app.command("report")(report.report)
     app.add_typer(lab.app, name="lab")

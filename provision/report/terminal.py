@@ -19,7 +19,7 @@ STYLES = {
     Verdict.UNKNOWN: "bold magenta",
 }
 _PLAIN_WIDTH = 1000  # columns where there is no terminal: a finding is one line, for grep
-_NARROW = 100  # columns; below, reasons stand below the table
+_NARROW = 100  # columns; below, reasons that no finding tells stand below the table
 
 
 def show(document: Document, console: Console | None = None) -> None:
@@ -30,8 +30,9 @@ def show(document: Document, console: Console | None = None) -> None:
         wide = console.is_terminal and console.width >= _NARROW
         console.print(_nodes(document, reasons=wide))
         if not wide:
+            telling = {item.subject for item in document.findings if item.verdict is not Verdict.PASS}
             for name, node in document.nodes.items():
-                if node.reason:
+                if node.reason and name not in telling:
                     _print_line(console, f"{printable(name)}:", Text(printable(node.reason)))
     for subject, findings in by_subject(document).items():
         told = [finding for finding in worst_first(findings) if finding.verdict is not Verdict.PASS]

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from provision.engine.limits import limit as limited
 from provision.report.model import Finding, Verdict
 
 if TYPE_CHECKING:
@@ -50,14 +51,6 @@ class Target:
 
     def settings(self, kind: type[S]) -> S:
         return self.site.settings(self.component, self.node, kind)
-
-
-def limited(limits: Mapping[str, str], what: str) -> str | None:
-    """The reason that `limits` gives for `what`; one that ends in `*` stands for all that begin like it."""
-    for limit, reason in limits.items():
-        if what == limit or (limit.endswith("*") and what.startswith(limit[:-1])):
-            return reason
-    return None
 
 
 @dataclass(frozen=True)

@@ -15,23 +15,22 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from pydantic import Field, ValidationError
 from testinfra.host import Host
 
 from provision.components import registry
+from provision.engine import limits
 from provision.engine.remote import DeadlineExceeded, RemoteError, RootShell, connect
 from provision.profiles import Distribution, UnsupportedDistribution, distribution
 from provision.report.model import Document, Finding, NodeResult, Verdict, worst
 from provision.report.text import sentence, worst_first
-from provision.site.base import Settings
 from provision.site.lock import Lock
 from provision.site.models import Node, Site
 from provision.verify.backend import Session, target_host
-from provision.verify.check import Check, Found, Target, limited, unknown
+from provision.verify.check import Check, Found, Target, unknown
 from provision.verify.checks import units_failed
 
+GENERIC = "verify"  # the name that stands for the checks of a node as a whole
 GENERIC_CHECKS = (units_failed,)
-LIMITS = "/etc/provision/limits.json"
 WORKERS = 32  # nodes at a time
 CHECK_SECONDS = 20.0  # for one check
 _WHY_LENGTH = 400
@@ -40,31 +39,19 @@ Connect = Callable[[Site, Node, str | None], RootShell]
 Progress = Callable[[str, Finding | None], None]  # (node, a finding), at last (node, None): done
 
 
-class Limit(Settings):
-    what: str = Field(min_length=1)  # "sysctl:vm.swappiness", "unit:*"
-    reason: str = Field(min_length=1)
-
-
-class Limits(Settings):
-    """What a node cannot do, as whoever made the node declared it in /etc/provision/limits.json."""
-
-    limits: list[Limit]
-
-
-class LimitsError(Exception):
-    """/etc/provision/limits.json of a node cannot be read or is not as it must be."""
+def components_of(site: Site) -> list[str]:
+    """What has checks in `site`: the components that it names, and "verify" for the node as a whole."""
+    return [GENERIC, *(name for name in registry.COMPONENTS if site.enabled(name))]
 
 
 def checks_for(site: Site, node: Node, components: Collection[str] | None = None) -> list[Check]:
     """The checks of the named components (None: all) that apply to `node`, by component, as written."""
-    found = list(GENERIC_CHECKS)
-    for component in registry.COMPONENTS:
-        if site.enabled(component):
-            found += registry.checks(component)
     return [
         check
-        for check in found
-        if node.has(check.role) and (components is None or check.component in components)
+        for component in components_of(site)
+        if components is None or component in components
+        for check in (GENERIC_CHECKS if component == GENERIC else registry.checks(component))
+        if node.has(check.role)
     ]
 
 
@@ -173,17 +160,6 @@ def os_release(text: str) -> dict[str, str]:
     return values
 
 
-def parse_limits(text: str) -> dict[str, str]:
-    """What -> reason, from the text of limits.json. Raises LimitsError that says what is wrong. Pure."""
-    try:
-        parsed = Limits.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise LimitsError(f"{where + ': ' if where else ''}{first['msg']}") from None
-    return {limit.what: limit.reason for limit in parsed.limits}
-
-
 def _verify_node(
     site: Site,
     lock: Lock,
@@ -198,8 +174,8 @@ def _verify_node(
         session.open()
         host = target_host(session, node.name)
         host.backend.deadline = min(deadline, time.monotonic() + CHECK_SECONDS)
-        profile, limits = _profile(host), _limits(host)
-    except (RemoteError, UnsupportedDistribution, LimitsError) as error:
+        profile, cannot = _profile(host), _limits(host)
+    except (RemoteError, UnsupportedDistribution, limits.LimitsError) as error:
         yield _not_checked(node, error, wanted)
         return
     yield Finding(verdict=Verdict.PASS, check="node-reachable", subject=node.name, read="root by ssh")
@@ -208,7 +184,7 @@ def _verify_node(
         host.backend.deadline = until
         other = partial(_other, sessions, until)
         found, lost = _run(
-            check, Target(site, node, check.component, lock, profile, host, limits, other), until
+            check, Target(site, node, check.component, lock, profile, host, cannot, other), until
         )
         yield check.finding(node.name, found)
         if lost:
@@ -221,8 +197,8 @@ def _verify_node(
 
 def _run(check: Check, at: Target, until: float) -> tuple[Found, bool]:
     """What `check` found, and whether a connection was lost on the way."""
-    if check.limit is not None and (reason := limited(at.limits, check.limit)) is not None:
-        return Found(Verdict.SKIP, why=reason, source=LIMITS), False
+    if check.limit is not None and (reason := at.limited(check.limit)) is not None:
+        return Found(Verdict.SKIP, why=reason, source=limits.PATH), False
     begin = time.monotonic()
     if begin >= until:
         return unknown("not run: this node's time was over before", action="give more with --timeout"), False
@@ -270,8 +246,8 @@ def _not_checked(node: Node, error: Exception, left: Sequence[Check]) -> Finding
     if isinstance(error, UnsupportedDistribution):
         check, source = "node-distribution", "/etc/os-release"
         action: str | None = "install a supported one, or add it to provision/profiles/distributions.yml"
-    elif isinstance(error, LimitsError):
-        check, source = "node-limits", LIMITS
+    elif isinstance(error, limits.LimitsError):
+        check, source = "node-limits", limits.PATH
         action = 'write it as {"limits": [{"what": "...", "reason": "..."}]}, or remove it'
     else:
         check, source = "node-reachable", "ssh"
@@ -281,7 +257,7 @@ def _not_checked(node: Node, error: Exception, left: Sequence[Check]) -> Finding
         verdict=Verdict.UNKNOWN,
         check=check,
         subject=node.name,
-        why=f"{why}; {len(left)} checks did not run",
+        why=f"{why}; {len(left)} check{'' if len(left) == 1 else 's'} did not run",
         source=source,
         action=action,
     )
@@ -293,12 +269,12 @@ def _profile(host: Host) -> Distribution:
 
 
 def _limits(host: Host) -> dict[str, str]:
-    answer = host.run("if [ -e %s ]; then cat %s; else exit 9; fi", LIMITS, LIMITS)
+    answer = host.run("if [ -e %s ]; then cat %s; else exit 9; fi", limits.PATH, limits.PATH)
     if answer.rc == 9:
         return {}
     if answer.rc:
-        raise LimitsError(f"cannot be read: {_text(answer.stderr_bytes)}")
-    return parse_limits(_text(answer.stdout_bytes))
+        raise limits.LimitsError(f"{limits.PATH} cannot be read: {_text(answer.stderr_bytes)}")
+    return limits.parse(_text(answer.stdout_bytes))
 
 
 def _text(data: bytes) -> str:

@@ -11,7 +11,6 @@ import pytest
 
 from provision.engine.remote import DeadlineExceeded, RemoteError, RootShell, local_shell
 from provision.verify.backend import RootShellBackend, Session, target_host
-from provision.verify.check import limited
 
 
 @pytest.fixture
@@ -143,11 +142,3 @@ def test_interrupting_ends_a_running_command(session: Session) -> None:
     assert time.monotonic() - begin < 4
     with pytest.raises(RemoteError, match="closed"):
         session.run_bytes("true")
-
-
-def test_a_limit_that_ends_in_a_star_is_a_prefix() -> None:
-    limits = {"sysctl:vm.*": "read-only", "clock": "shared"}
-    assert limited(limits, "sysctl:vm.swappiness") == "read-only"
-    assert limited(limits, "clock") == "shared"
-    assert limited(limits, "clocks") is None
-    assert limited(limits, "sysctl:net.core.rmem_max") is None

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provision.components import registry
+from provision.engine import limits
 from provision.engine.remote import RemoteError, RootShell, local_shell
 from provision.profiles import Distribution, UnsupportedDistribution
 from provision.report.model import Finding, Verdict
@@ -39,7 +40,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """This machine's distribution is supported whatever it is, and it has no limits."""
     profile = Distribution.model_validate({"key": "this one", "family": "debian"})
     monkeypatch.setattr(run, "distribution", lambda identity, version: profile)
-    monkeypatch.setattr(run, "LIMITS", str(tmp_path / "limits.json"))
+    monkeypatch.setattr(limits, "PATH", str(tmp_path / "limits.json"))
 
 
 Checks = Callable[..., None]
@@ -198,7 +199,8 @@ def test_a_node_lost_on_the_way_says_what_did_not_run(site: Site, checks: Checks
 
 def test_what_a_node_cannot_do_is_skipped_with_its_reason(site: Site, checks: Checks, tmp_path: Path) -> None:
     (tmp_path / "limits.json").write_text(
-        '{"limits": [{"what": "sysctl:vm.*", "reason": "read-only here"}, {"what": "clock", "reason": "x"}]}'
+        '{"limits": [{"what": "sysctl:vm.*", "reason": "read-only"}, {"what": "clock", "reason": "x"}],'
+        ' "made_by": "somebody"}'
     )
     checks(good("swap", limit="sysctl:vm.swappiness"), good("net", limit="sysctl:net.core.somaxconn"))
     findings = verify(site)
@@ -207,7 +209,7 @@ def test_what_a_node_cannot_do_is_skipped_with_its_reason(site: Site, checks: Ch
         "swap": Verdict.SKIP,
         "net": Verdict.PASS,
     }
-    assert next(finding for finding in findings if finding.check == "swap").why == "read-only here"
+    assert next(finding for finding in findings if finding.check == "swap").why == "read-only"
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"limits": [{"what": "clock"}]}', '{"limits": [{"what": ""}]}'])

@@ -1,0 +1,69 @@
+"""`provision verify SITE`: runs every component's checks on the nodes and says what they found."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+
+import typer
+
+from provision.cli.apply import ComponentOption
+from provision.cli.common import (
+    JsonOption,
+    LimitOption,
+    SiteArgument,
+    TimeoutOption,
+    answer,
+    ask_sudo_password,
+    limited,
+    open_site,
+    refuse,
+)
+from provision.cli.report import HtmlOption, JunitOption, write_reports
+from provision.report import store
+from provision.site.lock import load_lock
+from provision.verify import run
+from provision.verify.progress import watching
+
+
+def verify(
+    site: SiteArgument,
+    limit: LimitOption = None,
+    component: ComponentOption = None,
+    timeout: TimeoutOption = 60,
+    html: HtmlOption = None,
+    junit: JunitOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check every layer on every node, changing nothing; --timeout is for each node.
+
+    The cluster need not have been built by this tool: a site file and ssh are enough. What could not be told
+    counts as not good: exit status 1.
+
+    Example: provision verify lab --limit lab-gpu-1 --html lab.html
+    """
+    cluster = open_site(site, "verify", as_json)
+    nodes = limited(cluster, limit)
+    named = run.components_of(cluster)
+    for name in component or []:
+        if name not in named:
+            refuse(f"--component {name}: has no checks in {cluster.cluster}; these have: {', '.join(named)}")
+    password = ask_sudo_password(cluster, nodes)
+    start = time.monotonic()
+    with watching([node.name for node in nodes]) as progress:
+        findings = run.verify(
+            cluster,
+            load_lock(cluster),
+            nodes,
+            components=component or None,
+            sudo_password=password,
+            timeout=timeout,
+            progress=progress,
+        )
+    document = run.document(cluster, nodes, findings, time.monotonic() - start)
+    try:
+        store.save(document, cluster)
+    except OSError as error:
+        typer.echo(f"warning: the answer is not kept for `provision report`: {error}", err=True)
+    write_reports(document, datetime.now(UTC), html, junit)
+    answer(document, as_json)
