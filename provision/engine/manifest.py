@@ -14,10 +14,10 @@ from provision.engine import ops
 from provision.engine.headstate import DIRECTORY
 from provision.engine.preflight import MANIFEST, Facts
 from provision.engine.record import Owned, Recorder
+from provision.engine.remote import RemoteError, RootShell
 
 if TYPE_CHECKING:
     from provision.engine.job import Job
-    from provision.engine.remote import RootShell
 
 Entry = Mapping[str, list[str]]
 
@@ -51,6 +51,18 @@ def merged(
     return {**kept, **made}
 
 
+def united(before: Mapping[str, Entry], now: Mapping[str, Owned]) -> dict[str, dict[str, list[str]]]:
+    """The manifest of a run that did not end well: whatever was or is there, so that nothing is forgotten."""
+    made: dict[str, dict[str, list[str]]] = {}
+    for name in {*before, *now}:
+        old, new = before.get(name, {"files": [], "units": []}), now.get(name, Owned())
+        made[name] = {
+            "files": sorted({*old["files"], *new.files}),
+            "units": sorted({*old["units"], *new.units}),
+        }
+    return made
+
+
 def remove_stale(job: Job, facts: Facts, recorder: Recorder, ran: Collection[str]) -> None:
     """Stop the units and remove the files that are no longer wanted here."""
     for component, own in stale(facts.manifest, recorder.owned, ran, whole=job.components is None).items():
@@ -64,13 +76,16 @@ def remove_stale(job: Job, facts: Facts, recorder: Recorder, ran: Collection[str
 
 
 def write_manifest(
-    shell: RootShell, job: Job, facts: Facts, recorder: Recorder, ran: Collection[str]
+    shell: RootShell, site_digest: str, components: Mapping[str, Mapping[str, Collection[str]]]
 ) -> None:
-    """Keep what was made on the node. A run that failed leaves the earlier manifest: what it lists is still there."""
-    components = merged(facts.manifest, recorder.owned, ran, whole=job.components is None)
-    text = json.dumps({"site": job.site.digest, "components": components}, indent=1, sort_keys=True)
-    script = (
+    """Keep on the node what was made there; written only where it differs. Raises RemoteError."""
+    text = json.dumps({"site": site_digest, "components": components}, indent=1, sort_keys=True)
+    output = shell.run(
         f"umask 077; mkdir -p {DIRECTORY}; t=$(mktemp {DIRECTORY}/.manifest.XXXXXX) && cat >$t && "
-        f"if cmp -s $t {MANIFEST}; then rm -f $t; else mv -f $t {MANIFEST}; fi"
+        f"if cmp -s $t {MANIFEST}; then rm -f $t; else mv -f $t {MANIFEST}; fi",
+        stdin=text.encode(),
     )
-    shell.run(script, stdin=text.encode())
+    if not output.ok:
+        raise RemoteError(
+            f"{shell.name}: cannot write {MANIFEST}: {output.stderr.strip()}", "is the disk full?"
+        )

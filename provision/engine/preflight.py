@@ -108,7 +108,7 @@ def parse_manifest(text: str) -> dict[str, dict[str, list[str]]]:
         return {
             name: {"files": list(own["files"]), "units": list(own["units"])} for name, own in document.items()
         }
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise PreflightError(f"{MANIFEST} is damaged ({error}): move it away and apply again") from error
 
 

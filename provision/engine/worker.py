@@ -22,6 +22,7 @@ import pickle  # noqa: E402
 import sys  # noqa: E402
 import threading  # noqa: E402
 import time  # noqa: E402
+from collections.abc import Collection, Mapping  # noqa: E402
 from typing import Any  # noqa: E402
 
 import gevent  # noqa: E402
@@ -36,7 +37,7 @@ from provision.engine.board import Blocked, Board, Done, LateSecrets  # noqa: E4
 from provision.engine.connector import NodeConnector  # noqa: E402
 from provision.engine.deploy import Context, Step  # noqa: E402
 from provision.engine.job import Job  # noqa: E402
-from provision.engine.manifest import remove_stale, write_manifest  # noqa: E402
+from provision.engine.manifest import merged, remove_stale, united, write_manifest  # noqa: E402
 from provision.engine.plan import Plan, make_plan  # noqa: E402
 from provision.engine.record import OperationFailed, Recorder, Stopped  # noqa: E402
 from provision.engine.remote import RemoteError, RootShell, connect  # noqa: E402
@@ -226,11 +227,23 @@ class Worker:
             if reasons and last_of_stage and not job.forecast:
                 self._reboot(host, recorder, facts, reasons)
                 reasons.clear()
+        ran = {step.component for step in steps}
         if not blocked:
-            remove_stale(job, facts, recorder, {step.component for step in steps})
-            if not job.forecast:
-                write_manifest(conn.shell, job, facts, recorder, {step.component for step in steps})
+            remove_stale(job, facts, recorder, ran)
+        whole = job.components is None
+        made = (
+            united(facts.manifest, recorder.owned)
+            if blocked
+            else merged(facts.manifest, recorder.owned, ran, whole=whole)
+        )
+        self._write_manifest(conn, made)
         return next(iter(blocked.values()), None)
+
+    def _write_manifest(
+        self, conn: NodeConnector, components: Mapping[str, Mapping[str, Collection[str]]]
+    ) -> None:
+        if not self.job.forecast:
+            write_manifest(conn.shell, self.job.site.digest, components)
 
     def _step(
         self, step: Step, host: Any, recorder: Recorder, facts: preflight.Facts, reasons: list[str]
@@ -252,8 +265,9 @@ class Worker:
         self.emit({"event": "step", "node": host.name, "step": step.name, "outcome": "running"})
         try:
             step.run(context)
-        except OperationFailed:
+        except (OperationFailed, Stopped):
             self.emit({"event": "step", "node": host.name, "step": step.name, "outcome": "failed"})
+            self._write_manifest(host.connector, united(facts.manifest, recorder.owned))
             raise
         changed = recorder.changed - before
         self.emit(

@@ -1,0 +1,74 @@
+"""The order of steps: edges first, one order for all nodes, and who waits for whom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from provision.components import registry
+from provision.engine import plan as planning
+from provision.engine.deploy import Edge, Step
+from provision.site.models import Site, SiteFile
+
+SITE = Site.from_file(
+    SiteFile.model_validate(
+        {
+            "cluster": "t",
+            "groups": {
+                "head": {"hosts": "head-1", "roles": ["head"]},
+                "gpu": {"hosts": "gpu-[1-2]", "roles": ["worker"]},
+            },
+        }
+    ),
+    Path("/t.yml"),
+)
+
+
+def steps(monkeypatch: pytest.MonkeyPatch, *made: Step) -> None:
+    """Pretend that these are the steps of base and time, the components that every site has."""
+    monkeypatch.setattr(
+        registry, "steps", lambda component: tuple(s for s in made if s.component == component)
+    )
+
+
+def make(component: str, role: str, *after: tuple[str, str]) -> Step:
+    return Step(component, role, lambda on: None, tuple(Edge(*edge) for edge in after))
+
+
+def test_a_worker_waits_for_the_head_and_not_for_other_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = make("time", "worker", ("time", "head"))
+    steps(monkeypatch, make("base", "*"), make("time", "head"), worker)
+    plan = planning.make_plan(SITE, list(SITE.nodes.values()))
+    assert [step.name for step in plan.steps["gpu-1"]] == ["base:*", "time:worker"]
+    assert plan.prerequisites(SITE, SITE.nodes["gpu-1"], worker) == [("head-1", "time:head")]
+    assert plan.prerequisites(SITE, SITE.nodes["head-1"], make("base", "*")) == []
+
+
+def test_nodes_outside_of_the_run_are_taken_as_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = make("time", "worker", ("time", "head"))
+    steps(monkeypatch, make("base", "*"), make("time", "head"), worker)
+    plan = planning.make_plan(SITE, [SITE.nodes["gpu-1"]])
+    assert plan.prerequisites(SITE, SITE.nodes["gpu-1"], worker) == []
+
+
+def test_edges_win_over_the_order_of_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps(monkeypatch, make("base", "*", ("time", "*")), make("time", "*"))
+    plan = planning.make_plan(SITE, list(SITE.nodes.values()))
+    assert [step.name for step in plan.steps["gpu-2"]] == ["time:*", "base:*"]
+
+
+def test_a_circle_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps(monkeypatch, make("base", "*", ("time", "*")), make("time", "*", ("base", "*")))
+    with pytest.raises(planning.PlanError, match=r"base:\* -> time:\*|time:\* -> base:\*"):
+        planning.make_plan(SITE, list(SITE.nodes.values()))
+
+
+def test_components_that_are_not_there_are_refused_before_any_node_is_touched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps(monkeypatch, make("base", "*"))
+    with pytest.raises(planning.PlanError, match=r"no component bsae"):
+        planning.make_plan(SITE, list(SITE.nodes.values()), ["bsae"])
+    with pytest.raises(planning.PlanError, match=r"slurm is not named in /t.yml"):
+        planning.make_plan(SITE, list(SITE.nodes.values()), ["slurm"])

@@ -1,0 +1,115 @@
+"""The root shell: commands in subshells, content on standard input, deadlines, and why sessions end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from provision.engine.remote import DeadlineExceeded, RemoteError, RootShell, explain_loss, local_shell
+
+
+@pytest.fixture
+def shell() -> Iterator[RootShell]:
+    session = local_shell("node-1")
+    yield session
+    session.close()
+
+
+def test_both_streams_and_the_exit_status_come_back(shell: RootShell) -> None:
+    output = shell.run("echo out; echo err >&2; exit 3")
+    assert (output.rc, output.stdout, output.stderr) == (3, "out\n", "err\n")
+
+
+def test_a_command_that_exits_or_is_wrong_syntax_leaves_the_session_alive(shell: RootShell) -> None:
+    assert shell.run("if then").rc != 0
+    assert shell.run("exit 9").rc == 9
+    assert shell.run("echo still here").stdout == "still here\n"
+
+
+def test_output_without_a_last_newline_stays_as_it_is(shell: RootShell) -> None:
+    assert shell.run("printf 'a\\nb'").stdout == "a\nb"
+
+
+def test_content_travels_on_standard_input_and_never_in_arguments(shell: RootShell) -> None:
+    output = shell.run(
+        "cat; tr '\\0' ' ' </proc/$$/cmdline; cat /proc/[0-9]*/cmdline | tr '\\0' ' '", b"hunter2"
+    )
+    assert output.stdout.startswith("hunter2")
+    assert "hunter2" not in output.stdout.removeprefix("hunter2")
+
+
+def test_large_content_both_ways_does_not_block(shell: RootShell) -> None:
+    content = os.urandom(3_000_000).hex().encode()
+    assert shell.run("cat", content).stdout.encode() == content
+
+
+def test_many_commands_are_answered_in_order_in_one_round_trip(shell: RootShell) -> None:
+    outputs = shell.run_many(["echo 1", "exit 4", "echo 3 >&2"])
+    assert [(o.rc, o.stdout, o.stderr) for o in outputs] == [(0, "1\n", ""), (4, "", ""), (0, "", "3\n")]
+
+
+def test_a_command_that_does_not_end_raises_with_its_text_and_closes_the_session(shell: RootShell) -> None:
+    with pytest.raises(DeadlineExceeded, match=r"node-1: no answer within 0 s to: sleep 30"):
+        shell.run("sleep 30", timeout=0.3)
+    assert not shell.alive
+
+
+def test_a_nul_byte_in_a_command_is_refused_before_anything_is_sent(shell: RootShell) -> None:
+    with pytest.raises(ValueError, match=r"NUL"):
+        shell.run("echo \0")
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    content=st.binary(max_size=2000),
+    text=st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=80),
+)
+def test_any_content_and_any_text_come_back_as_they_were(content: bytes, text: str) -> None:
+    session = local_shell()
+    try:
+        assert session.run("base64 -w0", content).stdout.encode() == __import__("base64").b64encode(content)
+        quoted = text.replace("'", "'\\''")
+        assert session.run(f"printf %s '{quoted}'").stdout == text
+    finally:
+        session.close()
+
+
+def test_a_lock_is_held_by_one_session_and_freed_by_its_end(tmp_path: object) -> None:
+    path = f"{tmp_path}/lock"
+    first, second = local_shell("n"), local_shell("n")
+    try:
+        assert first.hold_lock(path, "ann@one, run 1") is None
+        assert second.hold_lock(path, "bob@two, run 2") == "ann@one, run 1"
+        first.run("sleep 5 >/dev/null 2>&1 &")  # what a command leaves behind does not keep the lock
+        first.close()
+        assert second.hold_lock(path, "bob@two, run 2") is None
+    finally:
+        second.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "message", "advice"),
+    [
+        (
+            "@@@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @@@\nHost key verification failed.",
+            "host key",
+            "ssh-keygen -R",
+        ),
+        ("ops@n: Permission denied (publickey).", "Permission denied", "access.key"),
+        ("sudo: a password is required", "password is required", "access.sudo_password"),
+        ("ssh: connect to host n port 22: Connection refused", "Connection refused", "sshd"),
+        ("Timeout, server n not responding.", "not responding", "is the node up"),
+        ("", "without a word", "by hand"),
+    ],
+)
+def test_why_a_session_ended_says_what_to_do_next(said: str, message: str, advice: str) -> None:
+    error = explain_loss("gpu-7", said)
+    assert isinstance(error, RemoteError)
+    assert str(error).startswith("gpu-7: ")
+    assert message in str(error)
+    assert error.advice is not None
+    assert advice in error.advice

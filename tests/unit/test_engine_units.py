@@ -1,0 +1,64 @@
+"""What a systemd unit needs, decided from its properties."""
+
+from __future__ import annotations
+
+import pytest
+
+from provision.engine.units import Wanted, actions, entered, parse_show
+
+RUN = Wanted(running=True, enabled=True, masked=False, reload=False)
+RUNNING = {
+    "LoadState": "loaded",
+    "ActiveState": "active",
+    "UnitFileState": "enabled",
+    "NeedDaemonReload": "no",
+    "ActiveEnterTimestamp": "Mon 2026-01-05 10:00:00.500000 UTC",
+}
+STARTED = 1767607200.5
+
+
+def test_a_unit_that_is_right_needs_nothing() -> None:
+    assert actions(RUNNING, RUN, newest=STARTED - 1) == []
+
+
+def test_properties_are_read_as_systemctl_prints_them() -> None:
+    assert (
+        parse_show("LoadState=loaded\nExecStart={ path=/bin/a ; x=y }\n")["ExecStart"]
+        == "{ path=/bin/a ; x=y }"
+    )
+    assert entered(RUNNING) == STARTED
+    assert entered({"ActiveEnterTimestamp": ""}) is None
+    assert entered({"ActiveEnterTimestamp": "Mon 2026-01-05 10:00:00 UTC"}) == STARTED - 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted", "more", "expected"),
+    [
+        ({"ActiveState": "inactive", "UnitFileState": "disabled"}, RUN, {}, ["enable", "start"]),
+        ({"ActiveState": "failed"}, RUN, {}, ["start"]),
+        (
+            {"LoadState": "not-found", "ActiveState": "inactive", "UnitFileState": ""},
+            RUN,
+            {},
+            ["daemon-reload", "enable", "start"],
+        ),
+        ({"UnitFileState": "static"}, RUN, {}, []),
+        ({"UnitFileState": "masked", "ActiveState": "inactive"}, RUN, {}, ["unmask", "enable", "start"]),
+        ({}, RUN, {"newest": STARTED + 1}, ["restart"]),
+        ({}, RUN, {"rewritten": True}, ["restart"]),
+        ({"NeedDaemonReload": "yes"}, RUN, {}, ["daemon-reload", "restart"]),
+        ({}, Wanted(True, True, False, True), {"newest": STARTED + 1}, ["reload"]),
+        ({}, Wanted(True, True, False, True), {"newest": STARTED + 1, "loaded": STARTED + 2}, []),
+        ({}, Wanted(False, False, False, False), {}, ["disable", "stop"]),
+        (
+            {"ActiveState": "inactive", "UnitFileState": "disabled"},
+            Wanted(False, False, False, False),
+            {},
+            [],
+        ),
+        ({}, Wanted(False, False, True, False), {}, ["stop", "mask"]),
+        ({"UnitFileState": "masked", "ActiveState": "inactive"}, Wanted(False, False, True, False), {}, []),
+    ],
+)
+def test_actions(change: dict[str, str], wanted: Wanted, more: dict[str, float], expected: list[str]) -> None:
+    assert actions({**RUNNING, **change}, wanted, **more) == expected  # type: ignore[arg-type]
