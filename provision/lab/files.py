@@ -168,6 +168,8 @@ def node_files(
 ) -> dict[str, File]:
     """What one node has of its own. `unique` gives path and size of files with random content."""
     return {
+        "etc/.updated": File(""),  # the layers are up to date: no first-boot rebuild of caches
+        "var/.updated": File(""),
         "etc/apt/apt.conf.d/00lab": File(f'Acquire::http::Proxy "http://{NETWORK}.1:{PROXY_PORT}/";\n'),
         "etc/apt/sources.list.d/debian.sources": File(sources),
         "etc/default/lab": File(f"GPUS={node.gpus}\n"),

@@ -70,6 +70,11 @@ def require(hybrid: bool) -> None:
     if missing:
         raise InputError(f"missing here: {' '.join(missing)}; run: apt-get install -y {' '.join(missing)}")
 
+    if not Path("/dev/fuse").exists():
+        raise InputError(
+            "this machine has no /dev/fuse, which the nodes' shared file system needs: modprobe fuse"
+        )
+
 
 def cgroup_root(mountinfo: str) -> tuple[Path, bool]:
     """The mount point of cgroup v2 and whether the machine is hybrid (v1 controllers beside it)."""

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ class Lab:
         self.paths = Paths(state_dir or state.default_state())
         self.cache = cache or state.default_cache()
         self.progress = progress or Progress()
+        self._interrupted = False
 
     @property
     def nodes(self) -> dict[str, Node]:
@@ -85,9 +86,8 @@ class Lab:
             cgroup.remove(self.paths.cgroup)
             for namespace in network.names(self.paths):
                 network.remove(namespace)
-            if MACHINES.exists():
-                for folder in MACHINES.glob(f"{self.paths.hub}-*"):
-                    folder.rmdir()
+            for folder in MACHINES.glob(f"{self.paths.hub}-*"):
+                folder.rmdir()
             shutil.rmtree(self.paths.state)
         if cache:
             others = [g.name for g in self.paths.cgroup.parent.glob("plab-*")]
@@ -127,7 +127,7 @@ class Lab:
         if not self.paths.key.exists():
             _make_key(self.paths.key, "provision-lab")
         self.paths.log.mkdir(exist_ok=True)
-        (self.paths.state / "nodes").mkdir(exist_ok=True)
+        (self.paths.state / "nodes").mkdir(exist_ok=True, mode=0o700)
 
     def _remove_surplus(self, wanted: Iterable[Node]) -> None:
         names = {node.name for node in wanted}
@@ -140,6 +140,8 @@ class Lab:
         namespace = self.paths.namespace(name)
         if namespace in network.names(self.paths):
             network.remove(namespace)
+        for left in MACHINES.glob(namespace):
+            left.rmdir()
         shutil.rmtree(self.paths.node(name))
 
     def _make_node(self, spec: Spec, node: Node, old: Node | None) -> None:
@@ -244,7 +246,9 @@ class Lab:
         if not self.running(node.name):
             self.progress.say(node.name, "starting")
             self._power_on(node)
-        network.wait_ssh(self.paths, node, BOOT_TIMEOUT, lambda: self.running(node.name))
+        network.wait_ssh(
+            self.paths, node, BOOT_TIMEOUT, lambda: self.running(node.name) and not self._interrupted
+        )
         self._wait_login(node)
         self.progress.say(node.name, f"answers at {node.address}")
 
@@ -326,7 +330,10 @@ class Lab:
 
     def _wait_login(self, node: Node) -> None:
         """Wait for the end of the boot: the login of ordinary users opens a moment after sshd does."""
-        booted = self.run(node.name, "systemctl is-system-running --wait", timeout=BOOT_TIMEOUT)
+        try:
+            booted = self.run(node.name, "systemctl is-system-running --wait", timeout=BOOT_TIMEOUT)
+        except subprocess.TimeoutExpired as error:
+            raise LabError(f"{node.name}: does not finish its boot within {BOOT_TIMEOUT:g} s") from error
         if booted.stdout.strip() not in ("running", "degraded"):
             raise LabError(
                 f"{node.name}: does not finish its boot: {booted.stdout.strip()} {booted.stderr.strip()}"
@@ -424,6 +431,11 @@ class Lab:
         """Do `work` on all nodes at once; the failures of all of them in one LabError."""
         with ThreadPoolExecutor(max_workers=max(1, len(nodes))) as pool:
             futures = [pool.submit(work, node) for node in nodes]
+            try:
+                wait(futures)
+            except KeyboardInterrupt:
+                self._interrupted = True  # ends what waits for a node to answer
+                raise
         failed = [str(future.exception()) for future in futures if future.exception() is not None]
         unexpected = [e for f in futures if (e := f.exception()) is not None and not isinstance(e, LabError)]
         if unexpected:

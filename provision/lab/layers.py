@@ -131,18 +131,12 @@ def ensure(
         target = cache / "layers" / names[i]
         if target.is_dir():
             continue
-        with state.locked(cache / "layers" / f".build-{names[i]}") as _:
+        scratch = target.with_name(f".build-{names[i]}")
+        with state.locked(scratch):
             if not target.is_dir():
-                _build(
-                    recipe,
-                    layer,
-                    target,
-                    [cache / "layers" / n for n in names[:i]],
-                    mirror,
-                    cache,
-                    cgroup_root,
-                    progress,
-                )
+                lowers = [cache / "layers" / name for name in names[:i]]
+                _build(recipe, layer, scratch, target, lowers, mirror, cache, cgroup_root, progress)
+            shutil.rmtree(scratch)
     return names
 
 
@@ -154,6 +148,7 @@ def unique_files(recipe: Recipe, role: str) -> dict[str, int]:
 def _build(
     recipe: Recipe,
     layer: Layer,
+    scratch: Path,
     target: Path,
     lowers: Sequence[Path],
     mirror: Mirror,
@@ -161,7 +156,6 @@ def _build(
     cgroup_root: Path,
     progress: Progress,
 ) -> None:
-    scratch = target.with_name(f".build-{target.name}")  # exists and is locked by the caller
     group = cgroup_root / f"plab-build-{target.name}"
     cgroup.remove(group)
     for left in scratch.iterdir():
@@ -182,7 +176,6 @@ def _build(
         cgroup.remove(group)
     subprocess.run(["sync", "-f", scratch], check=True)
     (scratch / "upper").rename(target)
-    shutil.rmtree(scratch)
     progress.say(layer.name, "built")
 
 

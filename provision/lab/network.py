@@ -148,7 +148,7 @@ def wait_ssh(paths: Paths, node: Node, timeout: float, alive: Callable[[], bool]
         except OSError as error:
             why = str(error)
         if not alive():
-            raise LabError(f"{node.name}: stopped while it booted: see {paths.log / node.name}.console")
+            raise LabError(f"{node.name}: does not run any more: see {paths.log / node.name}.console")
         if time.monotonic() > deadline:
             raise LabError(f"{node.name} ({node.address}): no ssh within {timeout:g} s: {why}")
         time.sleep(0.05)

@@ -34,7 +34,8 @@ def take(lab: Lab, name: str) -> None:
     target = lab.paths.snapshots / name
     scratch = target.with_name(f".{name}")
     shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
+    lab.paths.snapshots.mkdir(exist_ok=True, mode=0o700)
+    scratch.mkdir()
     lab.parallel(lambda node: lab.power_off(node.name), spec.nodes)
     lab.progress.say("snapshot", f"keeping {len(spec.nodes)} nodes as {name}")
     lab.parallel(lambda node: _copy(lab.paths.node(node.name), scratch / node.name), spec.nodes)
