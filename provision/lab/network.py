@@ -64,23 +64,8 @@ def ensure_node(paths: Paths, node: Node) -> None:
             execute(["ip", "-n", paths.hub, "link", "delete", port])
         if CABLE in links(namespace):
             execute(["ip", "-n", namespace, "link", "delete", CABLE])
-        execute(
-            [
-                "ip",
-                "-n",
-                paths.hub,
-                "link",
-                "add",
-                port,
-                "type",
-                "veth",
-                "peer",
-                "name",
-                CABLE,
-                "netns",
-                namespace,
-            ]
-        )
+        peer = ["peer", "name", CABLE, "address", hardware_address(node), "netns", namespace]
+        execute(["ip", "-n", paths.hub, "link", "add", port, "type", "veth", *peer])
         execute(["ip", "-n", paths.hub, "link", "set", port, "master", BRIDGE])
     _batch(paths.hub, f"link set {port} up")
     _batch(
@@ -96,6 +81,11 @@ def ensure_node(paths: Paths, node: Node) -> None:
 def plug(paths: Paths, node: Node, plugged: bool) -> None:
     """Pull the node's cable out of the bridge, or put it back."""
     _batch(paths.hub, f"link set {port_name(node)} {'up' if plugged else 'down'}")
+
+
+def hardware_address(node: Node) -> str:
+    """The node's MAC address: the same for good, so that a new cable is no new neighbour to the others."""
+    return f"02:77:00:00:00:{node.number:02x}"
 
 
 def port_name(node: Node) -> str:

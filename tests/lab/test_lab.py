@@ -215,7 +215,10 @@ def test_a_half_made_lab_is_mended(lab: Lab, damage: object) -> None:
 @pytest.mark.parametrize("seconds", [0.3, 0.8, 1.5])
 def test_up_that_is_killed_is_completed_by_the_next(tmp_path: Path, seconds: float) -> None:
     half = Lab(tmp_path / "half")
-    script = f"from pathlib import Path; from provision.lab import Lab; Lab(Path({str(half.paths.state)!r})).up(workers=1)"
+    script = (
+        "from pathlib import Path; from provision.lab import Lab; "
+        f"Lab(Path({str(half.paths.state)!r})).up(workers=1)"
+    )
     with subprocess.Popen([sys.executable, "-c", script], env=state.python_environment()) as up:
         time.sleep(seconds)
         up.kill()
@@ -315,7 +318,7 @@ def test_a_wrong_munge_key(lab: Lab) -> None:
             name, "systemctl stop munge; cat >/etc/munge/munge.key; systemctl start munge", stdin="k" * 128
         )
     lab.fault("wrong-munge-key", "lab-gpu-1")
-    assert "Invalid" in lab.run("lab-head", "unmunge", stdin=lab.run("lab-gpu-1", "munge -n").stdout).stdout
+    assert "Invalid" in lab.run("lab-head", "unmunge", stdin=lab.run("lab-gpu-1", "munge -n").stdout).stderr
     lab.fault("wrong-munge-key", "lab-gpu-1", undo=True)
     assert lab.run("lab-head", "unmunge", stdin=lab.run("lab-gpu-1", "munge -n").stdout).returncode == 0
 

@@ -12,6 +12,7 @@ from provision.lab import files, layers, state
 from provision.lab.command import InputError
 from provision.lab.faults import FAULTS, XIDS, kernel_line
 from provision.lab.host import Mirror
+from provision.lab.network import hardware_address
 from provision.lab.state import Node, Spec, plan_nodes
 
 LAYERS = {"head": ("base-1", "lab-1"), "worker": ("base-1", "torch-1", "lab-1")}
@@ -23,6 +24,8 @@ def test_every_node_has_a_name_and_addresses_of_its_own(workers: int, gpus: int)
     assert len(nodes) == workers + 1
     for part in ("name", "number", "address", "address6"):
         assert len({getattr(node, part) for node in nodes}) == len(nodes)
+    assert len({hardware_address(node) for node in nodes}) == len(nodes)
+    assert all(len(hardware_address(node)) == len("02:77:00:00:00:0a") for node in nodes)
 
 
 def test_the_addresses_that_inventories_rely_on() -> None:
