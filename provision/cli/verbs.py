@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import typer
 
-from provision.cli import apply, check, lab, report, verify
+from provision.cli import apply, check, import_, init, lab, report, verify
 
 
 def register(app: typer.Typer) -> None:
     """Add all verbs to `app`."""
+    app.command("init")(init.init)
     app.command("check")(check.check)
+    app.add_typer(import_.app, name="import")
     app.command("plan")(apply.plan)
     app.command("apply")(apply.apply)
     app.command("verify")(verify.verify)

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from provision.site.check import ABSENT_HOSTS, ABSENT_ROLES, site_problems, structure_problems
-from provision.site.document import Document, read_document
+from provision.site.document import Document, parse_document, read_document
 from provision.site.models import SECTIONS, Site, SiteFile
 from provision.site.problem import Key, Problem, SiteError, nearest, one_of, shown
 from provision.site.translate import child, translate
@@ -81,7 +81,17 @@ def site_names() -> list[str]:
 
 def examine(path: Path) -> Examined:
     """Read and check the file at `path`. Never raises for anything that stands in a file."""
-    document = read_document(path)
+    return _examined(read_document(path), path)
+
+
+def examine_text(text: str, path: Path) -> Examined:
+    """Check `text` as if it stood in the file at `path`."""
+    document = Document(str(path))
+    parse_document(text, document)
+    return _examined(document, path)
+
+
+def _examined(document: Document, path: Path) -> Examined:
     site = None
     if document.data is not None:
         site = _examine(document, path)

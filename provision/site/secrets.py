@@ -17,8 +17,8 @@ VARIABLE = "PROVISION_SUDO_PASSWORD"
 def sudo_password(site: Site, nodes: Iterable[Node]) -> str | None:
     """The sudo password for `nodes`; None where none of them needs one (`access.sudo_password`).
 
-    From PROVISION_SUDO_PASSWORD, else asked for once on the terminal. Raises SiteError where there is neither,
-    or where the answer is empty.
+    From PROVISION_SUDO_PASSWORD, else asked for once on the terminal. Raises SiteError where there is
+    neither, or where the answer is empty.
     """
     needing = [node.name for node in nodes if node.access.sudo_password and node.access.user != "root"]
     if not needing:
