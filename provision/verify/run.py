@@ -76,6 +76,8 @@ def verify(
         password = sudo_password if node.access.sudo_password else None
         return Session(node.name, lambda: reach(site, node, password))
 
+    # Every check is loaded before any node is touched.
+    wanted = {node.name: checks_for(site, node, components) for node in nodes}
     sessions = {node.name: session(node) for node in [*site.nodes.values(), *nodes]}
     waiting: queue.SimpleQueue[Node] = queue.SimpleQueue()
     for node in nodes:
@@ -91,7 +93,7 @@ def verify(
             try:
                 found = []
                 deadline = time.monotonic() + timeout
-                for finding in _verify_node(site, lock, node, sessions, components, deadline):
+                for finding in _verify_node(site, lock, node, wanted[node.name], sessions, deadline):
                     found.append(finding)
                     progress(node.name, finding)
                 progress(node.name, None)
@@ -164,12 +166,11 @@ def _verify_node(
     site: Site,
     lock: Lock,
     node: Node,
+    wanted: Sequence[Check],
     sessions: Mapping[str, Session],
-    components: Collection[str] | None,
     deadline: float,
 ) -> Iterator[Finding]:
     session = sessions[node.name]
-    wanted = checks_for(site, node, components)
     try:
         session.open()
         host = target_host(session, node.name)
