@@ -315,10 +315,14 @@ def _logged(argv: Sequence[str], name: str, log: Path, progress: Progress) -> No
         ) as process,
     ):
         assert process.stdout is not None
-        for line in process.stdout:
-            file.write(line)
-            last = [*last[-14:], line.rstrip()]
-            progress.detail(name, line.strip())
+        try:
+            for line in process.stdout:
+                file.write(line)
+                last = [*last[-14:], line.rstrip()]
+                progress.detail(name, line.strip())
+        except BaseException:  # an interrupted build must not be waited for
+            process.kill()
+            raise
     if process.returncode != 0:
         raise LabError(
             f"layer {name}: exit status {process.returncode}; the end of {log}:\n" + "\n".join(last)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from provision.lab import InputError, Lab, cgroup, network, state
+from provision.lab import InputError, Lab, cgroup, host, layers, network, state
+from provision.lab.progress import Progress
 
 
 @pytest.fixture(scope="module")
@@ -226,6 +230,36 @@ def test_up_that_is_killed_is_completed_by_the_next(tmp_path: Path, seconds: flo
     assert half.run("lab-gpu-1", "hostname").stdout == "lab-gpu-1\n"
     half.down()
     assert traces(half) == []
+
+
+def test_a_layer_whose_build_was_killed_is_built_by_the_next(tmp_path: Path) -> None:
+    cache, root = state.default_cache(), state.Paths(tmp_path).cgroup.parent
+    recipe = layers.load_recipe().select(["base"])
+    mirror = host.find_mirror(None, recipe.suite)
+    extra = layers.Layer(tmp_path.parent.name, ("head",), ("tree",))
+    recipe = replace(recipe, layers=(*recipe.layers, extra))
+    name = layers.folder_names(recipe, recipe.stack("head"))[1]
+    target, group = cache / "layers" / name, root / f"plab-build-{name}"
+
+    def build() -> None:
+        layers.ensure(recipe, "head", mirror, cache, root, Progress())
+
+    killed = multiprocessing.get_context("fork").Process(target=build)
+    killed.start()
+    until(lambda: cgroup.populated(group) and (cache / "log" / f"{name}.log").exists())
+    killed.kill()
+    killed.join()
+    assert cgroup.populated(group), "apt goes on without the command that started it"
+    assert not target.exists()
+    try:
+        build()
+        assert (target / "usr/bin/tree").exists()
+        assert not group.exists()
+        assert not list(target.parent.glob(f".build-{name}*"))
+        assert name not in Path("/proc/self/mountinfo").read_text()
+    finally:
+        shutil.rmtree(target)
+        (cache / "log" / f"{name}.log").unlink()
 
 
 def test_down_leaves_nothing_whatever_the_state(tmp_path: Path) -> None:
