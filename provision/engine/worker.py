@@ -19,6 +19,7 @@ import json  # noqa: E402
 import logging  # noqa: E402
 import os  # noqa: E402
 import pickle  # noqa: E402
+import signal  # noqa: E402
 import sys  # noqa: E402
 import threading  # noqa: E402
 import time  # noqa: E402
@@ -54,6 +55,7 @@ class Worker:
         self.board = Board(list(job.nodes))
         self.lock = job.lock
         self._out = threading.Lock()
+        self._ended = False
         hosts: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in job.nodes]
         inventory = Inventory((hosts, {}))
         for host in inventory:
@@ -74,12 +76,21 @@ class Worker:
     def run(self) -> None:
         """Bring all nodes of the share as far as they come; their outcomes are told as events."""
         listener = gevent.spawn(self._listen)
+        gevent.signal_handler(signal.SIGTERM, self._end)
         with ctx_state.use(self.state):
             work = [gevent.spawn(self._node, host) for host in self.state.inventory]
             if self.job.with_secrets and self.job.site.head.name not in self.job.nodes:
                 work.append(gevent.spawn(self._head_only))
             gevent.joinall(work, raise_error=True)
         listener.kill()
+
+    def _end(self) -> None:
+        """End all sessions at once; what runs on a node is not killed, but nobody waits for it."""
+        self._ended = self.board.stopping = True
+        for host in self.state.inventory:
+            shell = host.connector.__dict__.get("shell")
+            if shell is not None:
+                shell.kill()
 
     def emit(self, event: dict[str, Any]) -> None:
         """One line of JSON to the controller."""
@@ -135,6 +146,11 @@ class Worker:
             }
         except (RemoteError, preflight.PreflightError, headstate.HeadError, OperationFailed) as error:
             message, advice = preflight.explain(error)
+            if self._ended:
+                message, advice = (
+                    "interrupted",
+                    "what was running may still end on the node; then run it again",
+                )
             verdict = {"verdict": "fail", "reason": message, "advice": advice}
         except Exception as error:
             logging.getLogger(__name__).exception("%s", name)
