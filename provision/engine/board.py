@@ -20,6 +20,14 @@ class Done:
     changed: int = 0
 
 
+@dataclass(frozen=True)
+class Hooked:
+    """What a hook's playbook came to on one node: its changes, or why it failed."""
+
+    changed: int
+    failure: str | None = None
+
+
 @dataclass
 class Board:
     """Greenlets of nodes wait here for each other; other workers' outcomes arrive by `settle`."""
@@ -28,6 +36,7 @@ class Board:
     stopping: bool = False
     _steps: dict[tuple[str, str], AsyncResult[Done]] = field(default_factory=dict)
     _secrets: AsyncResult[dict[str, bytes] | str] = field(default_factory=AsyncResult)
+    _hooks: dict[tuple[int, str], AsyncResult[Hooked]] = field(default_factory=dict)
     _seen: dict[str, AsyncResult[bool]] = field(default_factory=dict)
 
     def settle(self, node: str, step: str, done: Done) -> None:
@@ -49,6 +58,15 @@ class Board:
                 raise Blocked(f"blocked by {node}: {step} is not done there")
             changed = changed or done.changed > 0
         return changed
+
+    def give_hook(self, index: int, node: str, hooked: Hooked) -> None:
+        """Tell what hook number `index` of the site file came to on `node`."""
+        self._hooks.setdefault((index, node), AsyncResult()).set(hooked)
+
+    def await_hook(self, index: int, node: str) -> Hooked:
+        """Wait for the hook's playbook to have been run on `node`."""
+        hooked: Hooked = self._hooks.setdefault((index, node), AsyncResult()).get()
+        return hooked
 
     def give_secrets(self, secrets: dict[str, bytes] | str) -> None:
         """The site's secrets, or the reason why there are none."""

@@ -25,11 +25,13 @@ from typing import Any
 from provision.engine.job import Job
 from provision.engine.journal import Journal
 from provision.engine.plan import make_plan
+from provision.engine.playbook import PlaybookError, find_playbook, run_playbook
 from provision.report.model import Document, Finding, NodeResult, Verdict, worst
 from provision.report.store import state_directory
 from provision.site.lock import Lock, load_lock, save_lock
 from provision.site.models import Hardware, Node, Site
 
+HOOK_GATHER = 1.0  # seconds in which nodes that come to a playbook are gathered into one run of it
 SHARD = 64  # nodes a worker process; one process drives them from one core
 Event = dict[str, Any]
 
@@ -185,7 +187,10 @@ class _Run:
     def __init__(
         self, jobs: Sequence[Job], journal: Journal, outcome: Outcome, show: Callable[[Event], None]
     ) -> None:
-        self._run = jobs[0].run
+        self._job = jobs[0]
+        self._run = self._job.run
+        self._hooks: dict[int, list[tuple[int, str]]] = {}  # hook -> (worker, node) that wait for it
+        self._hooks_since: float | None = None
         self._journal = journal
         self._outcome = outcome
         self._show = show
@@ -204,18 +209,55 @@ class _Run:
                     index, event = self._words.get(timeout=0.5)
                 except queue.Empty:
                     self._flush()
+                    self._run_hooks()
                     continue
                 if event is None:
                     running.discard(index)
+                elif "hook" in event.get("private", {}):
+                    word = event["private"]
+                    self._hooks.setdefault(word["hook"], []).append((index, word["node"]))
+                    self._hooks_since = self._hooks_since or time.monotonic()
                 elif "private" in event:
                     self._tell(event["private"], [w for i, w in enumerate(self._workers) if i != index])
                 else:
-                    self._pending.append((time.time(), event))
-                    self._outcome.take(event)
-                    self._show(event)
+                    self._take(event)
+                if self._hooks_since and time.monotonic() - self._hooks_since > HOOK_GATHER:
+                    self._run_hooks()
         self._flush()
         for worker in self._workers:
             worker.wait()
+
+    def _take(self, event: Event) -> None:
+        self._pending.append((time.time(), event))
+        self._outcome.take(event)
+        self._show(event)
+
+    def _run_hooks(self) -> None:
+        """Run the playbooks that nodes have come to, each once for all nodes that wait for it; tell their workers."""
+        hooks, self._hooks, self._hooks_since = self._hooks, {}, None
+        site = self._job.site
+        for number, waiting in hooks.items():
+            hook, nodes = site.file.hooks[number], [site.nodes[name] for _, name in waiting]
+            try:
+                document = run_playbook(
+                    site,
+                    find_playbook(site, hook.playbook),
+                    nodes,
+                    run=self._run,
+                    check=self._job.forecast,
+                    sudo_password=self._job.sudo_password,
+                )
+            except PlaybookError as error:
+                results = {node.name: NodeResult(verdict=Verdict.FAIL, reason=str(error)) for node in nodes}
+            else:
+                results = document.nodes
+                self._outcome.interrupted |= bool(document.details["interrupted"])
+            for index, name in waiting:
+                result = results.get(name) or NodeResult(
+                    verdict=Verdict.FAIL, reason="the playbook left it out"
+                )
+                failure = None if result.verdict.good else result.reason or "failed"
+                self._tell({"hooked": [number, name, result.changed, failure]}, [self._workers[index]])
 
     def _read(self, index: int, worker: subprocess.Popen[bytes]) -> None:
         assert worker.stdout

@@ -156,7 +156,7 @@ class RootShell:
         try:
             self._process.wait(timeout=0.5)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            self.kill()
             self._process.wait()
         for pipe in (self._process.stdout, self._process.stderr):
             if pipe:

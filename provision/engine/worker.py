@@ -24,7 +24,7 @@ import sys  # noqa: E402
 import threading  # noqa: E402
 import time  # noqa: E402
 from collections.abc import Collection, Mapping  # noqa: E402
-from typing import Any  # noqa: E402
+from typing import Any, Literal  # noqa: E402
 
 import gevent  # noqa: E402
 from gevent.fileobject import FileObject  # noqa: E402
@@ -34,12 +34,13 @@ from pyinfra.context import ctx_host, ctx_state  # noqa: E402
 
 from provision.components import registry  # noqa: E402
 from provision.engine import headstate, preflight, reboot  # noqa: E402
-from provision.engine.board import Blocked, Board, Done, LateSecrets  # noqa: E402
+from provision.engine.board import Blocked, Board, Done, Hooked, LateSecrets  # noqa: E402
 from provision.engine.connector import NodeConnector  # noqa: E402
 from provision.engine.deploy import Context, Step  # noqa: E402
 from provision.engine.job import Job  # noqa: E402
 from provision.engine.manifest import merged, remove_stale, united, write_manifest  # noqa: E402
 from provision.engine.plan import Plan, make_plan  # noqa: E402
+from provision.engine.playbook import hook_nodes  # noqa: E402
 from provision.engine.record import OperationFailed, Recorder, Stopped  # noqa: E402
 from provision.engine.remote import RemoteError, RootShell, connect  # noqa: E402
 
@@ -108,6 +109,9 @@ class Worker:
                 self.board.settle(node, step, Done(ok, changed))
             elif "seen" in word:
                 self._learn(word["seen"], word["hardware"])
+            elif "hooked" in word:
+                index, node, changed, failure = word["hooked"]
+                self.board.give_hook(index, node, Hooked(changed, failure))
             elif "secrets" in word:
                 self._take_secrets(word["secrets"])
             elif "stop" in word:
@@ -255,6 +259,21 @@ class Worker:
         self._write_manifest(conn, made)
         return next(iter(blocked.values()), None)
 
+    def _hooks(self, component: str, when: Literal["before", "after"], host: Any, recorder: Recorder) -> None:
+        """Have the site file's playbooks around `component` run on this node, by the controller."""
+        node = self.job.site.nodes[host.name]
+        for index, hook in enumerate(self.job.site.file.hooks):
+            if getattr(hook, when) != component or not hook_nodes(self.job.site, hook, [node]):
+                continue
+            title = f"playbook {hook.playbook} {when} {component}"
+            with recorder.operation(title):
+                self.emit({"private": {"hook": index, "node": host.name}})
+                hooked = self.board.await_hook(index, host.name)
+                host.connector.forget()
+                if hooked.failure is not None:
+                    raise OperationFailed(title, hooked.failure)
+                recorder.finish(hooked.changed > 0)
+
     def _write_manifest(
         self, conn: NodeConnector, components: Mapping[str, Mapping[str, Collection[str]]]
     ) -> None:
@@ -266,6 +285,7 @@ class Worker:
     ) -> int:
         """Run one step; the number of its changes."""
         before, started = recorder.changed, time.monotonic()
+        own = [s for s in self.plan.steps[host.name] if s.component == step.component]
         recorder.component, recorder.step = step.component, step.name
         node = self.job.site.nodes[host.name]
         context = Context(
@@ -280,7 +300,11 @@ class Worker:
         )
         self.emit({"event": "step", "node": host.name, "step": step.name, "outcome": "running"})
         try:
+            if step is own[0]:
+                self._hooks(step.component, "before", host, recorder)
             step.run(context)
+            if step is own[-1]:
+                self._hooks(step.component, "after", host, recorder)
         except (OperationFailed, Stopped):
             self.emit({"event": "step", "node": host.name, "step": step.name, "outcome": "failed"})
             self._write_manifest(host.connector, united(facts.manifest, recorder.owned))
