@@ -18,6 +18,7 @@ class Distribution(Settings):
     key: str
     family: Literal["debian", "redhat"]
     codename: str | None = None
+    ntp_pool: str = "pool.ntp.org"
     package_sets: dict[str, list[str]] = Field(default_factory=dict, alias="packages")
     units: dict[str, str] = Field(default_factory=dict)  # purpose -> unit, "time": "chrony"
     paths: dict[str, str] = Field(
