@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime
 
 import typer
@@ -21,9 +20,9 @@ from provision.cli.common import (
 )
 from provision.cli.report import HtmlOption, JunitOption, write_reports
 from provision.report import store
-from provision.site.lock import load_lock
-from provision.verify import run
+from provision.verify.journaled import JournalError, verify_journaled
 from provision.verify.progress import watching
+from provision.verify.run import components_of
 
 
 def verify(
@@ -44,23 +43,23 @@ def verify(
     """
     cluster = open_site(site, "verify", as_json)
     nodes = limited(cluster, limit)
-    named = run.components_of(cluster)
+    named = components_of(cluster)
     for name in component or []:
         if name not in named:
             refuse(f"--component {name}: has no checks in {cluster.cluster}; these have: {', '.join(named)}")
     password = ask_sudo_password(cluster, nodes)
-    start = time.monotonic()
-    with watching([node.name for node in nodes]) as progress:
-        findings = run.verify(
-            cluster,
-            load_lock(cluster),
-            nodes,
-            components=component or None,
-            sudo_password=password,
-            timeout=timeout,
-            progress=progress,
-        )
-    document = run.document(cluster, nodes, findings, time.monotonic() - start)
+    try:
+        with watching([node.name for node in nodes]) as progress:
+            document = verify_journaled(
+                cluster,
+                nodes,
+                components=component or None,
+                sudo_password=password,
+                timeout=timeout,
+                progress=progress,
+            )
+    except JournalError as error:
+        refuse(str(error))
     try:
         store.save(document, cluster)
     except OSError as error:

@@ -73,6 +73,10 @@ class Session:
                 self._shell = self._connect()
             except RemoteError as error:
                 self._refused = self._refused or error
+            except OSError as error:
+                self._refused = RemoteError(
+                    f"{self.name}: ssh cannot be started here: {error}", "is OpenSSH's client installed?"
+                )
         if self._refused is not None:  # by now, or by another thread while this one was connecting
             self._drop()
             raise self._refused

@@ -122,6 +122,12 @@ def test_an_unreachable_node_is_tried_once() -> None:
     assert len(tries) == 1
 
 
+def test_a_controller_without_ssh_says_so() -> None:
+    session = Session("gpu-1", lambda: RootShell(["no-such-ssh"], "root", name="gpu-1"))
+    with pytest.raises(RemoteError, match="gpu-1: ssh cannot be started here"):
+        session.open()
+
+
 def test_interrupting_ends_a_running_command(session: Session) -> None:
     session.open()
     raised: list[RemoteError] = []

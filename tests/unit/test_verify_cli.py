@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
@@ -14,6 +15,7 @@ from typer.testing import CliRunner, Result
 from provision.cli import verbs
 from provision.components import registry
 from provision.engine import limits
+from provision.engine.journal import Journal
 from provision.engine.remote import RemoteError, RootShell, local_shell
 from provision.profiles import Distribution
 from provision.site.models import Node, Site
@@ -126,6 +128,33 @@ def test_report_gives_the_last_answer_again(site: Path, provision: Command, tmp_
     assert again.exit_code == first.exit_code == 1
     assert json.loads(again.stdout) == json.loads(first.stdout)
     assert "verify of atlas" in (tmp_path / "report.html").read_text()
+
+
+def test_a_run_is_in_the_journal_with_what_was_not_in_order(
+    site: Path, provision: Command, tmp_path: Path
+) -> None:
+    run = json.loads(provision("verify", site, "--json").stdout)["details"]["run"]
+    (directory,) = (tmp_path / "state" / "provision").iterdir()
+    journal = Journal(directory)
+    (entry,) = journal.runs()
+    assert (entry["run"], entry["verb"], entry["verdict"]) == (run, "verify", "fail")
+    assert entry["ended"] is not None
+    with sqlite3.connect(journal.path) as db:
+        events = [json.loads(content) for (content,) in db.execute("SELECT content FROM events")]
+    assert [(event["node"], event["check"], event["read"]) for event in events] == [
+        ("gpu-2", "gpu-count", "7")
+    ]
+
+
+def test_where_nothing_can_be_kept_no_node_is_touched(
+    site: Path, provision: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(run, "connect", None)
+    answer = provision("verify", site)
+    assert answer.exit_code == 2
+    assert "XDG_STATE_HOME" in answer.stderr
 
 
 def test_report_before_any_run_says_so(site: Path, provision: Command) -> None:
