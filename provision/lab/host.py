@@ -41,6 +41,9 @@ class Mirror:
     security: str | None = None
 
 
+DEBIAN = Mirror("http://deb.debian.org/debian", "http://deb.debian.org/debian-security")
+
+
 @dataclass(frozen=True)
 class AptSource:
     """One (URI, suite) of an apt source with its components."""
@@ -122,20 +125,17 @@ def debian_mirror(sources: Iterable[AptSource]) -> Mirror | None:
 
 
 def find_mirror(wanted: str | None, suite: str) -> Mirror:
-    """The mirror to build from: `wanted`, else the machine's. Raises InputError where neither has `suite`."""
+    """The mirror to build from: `wanted`, else the machine's, else (no Debian in its apt sources) Debian's own.
+
+    Raises InputError where it has no `suite`.
+    """
     if wanted is not None:
         if not wanted.startswith(("http://", "https://")):
             raise InputError(f"--mirror {wanted}: expected an address that starts with http:// or https://")
         beside = re.sub(r"/debian$", "/debian-security", wanted.rstrip("/"))
         mirror = Mirror(wanted.rstrip("/"), beside if beside != wanted.rstrip("/") else None)
     else:
-        found = debian_mirror(apt_sources())
-        if found is None:
-            raise InputError(
-                "no Debian archive in /etc/apt/sources.list and /etc/apt/sources.list.d; "
-                "name one with --mirror, such as --mirror http://deb.debian.org/debian"
-            )
-        mirror = found
+        mirror = debian_mirror(apt_sources()) or DEBIAN
     if not _has(f"{mirror.url}/dists/{suite}/InRelease"):
         raise InputError(
             f"{mirror.url}: no suite {suite} there (or no answer); name another mirror with --mirror"
