@@ -1,0 +1,213 @@
+"""Monitoring on real nodes: it comes up, hand edits are seen and mended, and every check can fail and can be unsure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from provision.engine.controller import converge
+from provision.engine.remote import connect
+from provision.lab import Lab
+from provision.report.model import Document, Verdict
+from provision.site.load import find, load
+from provision.site.lock import load_lock
+from provision.site.models import Site
+from provision.verify.run import verify
+
+HEAD, WORKER = "lab-head", "lab-gpu-1"
+
+
+def bring_up(site: Site, *, forecast: bool = False) -> Document:
+    verb = "plan" if forecast else "apply"
+    return converge(
+        site, list(site.nodes.values()), verb=verb, forecast=forecast, components=["prometheus"], reboot=False
+    )
+
+
+def changed(document: Document) -> dict[str, int]:
+    return {name: result.changed for name, result in document.nodes.items() if result.changed}
+
+
+def on_node(site: Site, node: str, command: str) -> None:
+    shell = connect(site, site.nodes[node])
+    try:
+        output = shell.run(command)
+    finally:
+        shell.close()
+    assert output.ok, f"{node}: {command}: {output.stderr}"
+
+
+def verdict_of(site: Site, node: str, check: str) -> tuple[Verdict, str]:
+    findings = verify(site, load_lock(site), [site.nodes[node]], components=["prometheus"])
+    (finding,) = [finding for finding in findings if finding.check == check]
+    return finding.verdict, f"{finding.read} {finding.why}"
+
+
+def becomes(site: Site, node: str, check: str, wanted: Verdict, within: float = 60) -> None:
+    """A server scrapes and evaluates now and then: what was changed shows after a while."""
+    deadline = time.monotonic() + within
+    while True:
+        verdict, words = verdict_of(site, node, check)
+        if verdict is wanted:
+            return
+        assert time.monotonic() < deadline, f"{node}: {check} is {verdict} ({words}), expected {wanted}"
+        time.sleep(2)
+
+
+@pytest.fixture(scope="module")
+def site(lab: Lab) -> Iterator[Site]:
+    cluster = load(find("inventories/lab.yml"))
+    document = bring_up(cluster)
+    assert document.verdict is Verdict.PASS, document.findings
+    yield cluster
+    assert bring_up(cluster).verdict is Verdict.PASS
+
+
+def test_a_second_apply_changes_nothing(site: Site) -> None:
+    assert changed(bring_up(site)) == {}
+
+
+def test_every_target_of_the_site_is_up_and_all_checks_pass(site: Site) -> None:
+    becomes(site, HEAD, "prometheus-targets-up", Verdict.PASS)
+    findings = verify(site, load_lock(site), list(site.nodes.values()), components=["prometheus"])
+    assert {finding.verdict for finding in findings} == {Verdict.PASS}, findings
+    assert {finding.subject for finding in findings} == set(site.nodes)
+
+
+@pytest.mark.parametrize(
+    ("node", "edit"),
+    [
+        (HEAD, "sed -i 's/15s/16s/' /etc/prometheus/provision.yml"),
+        (HEAD, "chmod 666 /etc/prometheus/rules/provision.yml"),
+        (HEAD, "chown prometheus /etc/prometheus/targets/node.json"),
+        (HEAD, "chmod 644 /etc/prometheus/provision-alertmanager.yml"),
+        (HEAD, "sed -i 's/30d/31d/' /etc/systemd/system/prometheus.service.d/provision.conf"),
+        (HEAD, "systemctl disable prometheus-alertmanager"),
+        (WORKER, "systemctl stop prometheus-node-exporter"),
+        (WORKER, "rm /etc/systemd/system/prometheus-node-exporter.service.d/provision.conf"),
+        (WORKER, "chmod 700 /var/lib/prometheus/node-exporter"),
+        (WORKER, "dpkg --remove --force-depends prometheus-node-exporter"),
+    ],
+)
+def test_a_hand_edit_is_shown_by_plan_and_mended_by_apply(site: Site, node: str, edit: str) -> None:
+    on_node(site, node, edit)
+    assert list(changed(bring_up(site, forecast=True))) == [node]
+    document = bring_up(site)
+    assert document.verdict is Verdict.PASS, document.findings
+    assert list(changed(document)) == [node]
+    assert changed(bring_up(site)) == {}
+
+
+@dataclass(frozen=True)
+class Broken:
+    """How a check's subject and its source are broken, and by what the source is mended."""
+
+    check: str
+    node: str
+    subject: str
+    source: str
+    mend: str
+    subject_node: str | None = None  # where it is another one than the check's
+
+    def __str__(self) -> str:
+        return self.check
+
+
+NO_CURL = "mv /usr/bin/curl /usr/bin/curl.away"
+CURL = "mv /usr/bin/curl.away /usr/bin/curl"
+NO_SERVER, SERVER = "systemctl stop prometheus", "systemctl start prometheus"
+NO_ALERTMANAGER, ALERTMANAGER = (
+    "systemctl stop prometheus-alertmanager",
+    "systemctl start prometheus-alertmanager",
+)
+RULES, CONFIG = "/etc/prometheus/rules/provision.yml", "/etc/prometheus/provision.yml"
+EXTRA_TARGET = (
+    'printf \'%s\' \'[{"targets": ["10.77.0.99:9100"], "labels": {"instance": "gone:9100"}}]\''
+    " >/etc/prometheus/targets/node.json"
+)
+
+TABLE = [
+    Broken("node-exporter-answers", WORKER, "systemctl stop prometheus-node-exporter", NO_CURL, CURL),
+    Broken(
+        "prometheus-config-loaded",
+        HEAD,
+        f"echo 'no: such key' >>{CONFIG}; systemctl reload prometheus",
+        NO_SERVER,
+        SERVER,
+    ),
+    Broken(
+        "alertmanager-config-loaded",
+        HEAD,
+        "echo 'no: such key' >>/etc/prometheus/provision-alertmanager.yml; systemctl reload prometheus-alertmanager",
+        NO_ALERTMANAGER,
+        ALERTMANAGER,
+    ),
+    Broken("prometheus-targets", HEAD, EXTRA_TARGET, NO_SERVER, SERVER),
+    Broken(
+        "prometheus-targets-up",
+        HEAD,
+        "systemctl stop prometheus-node-exporter",
+        NO_SERVER,
+        SERVER,
+        subject_node=WORKER,
+    ),
+    Broken(
+        "prometheus-rules",
+        HEAD,
+        f"echo 'groups: []' >{RULES}; systemctl reload prometheus",
+        NO_SERVER,
+        SERVER,
+    ),
+    Broken("alertmanager-receives", HEAD, NO_ALERTMANAGER, NO_SERVER, SERVER),
+]
+
+
+def test_every_check_stands_in_the_table() -> None:
+    from provision.components import registry
+
+    assert {check.name for check in registry.checks("prometheus")} == {broken.check for broken in TABLE}
+
+
+@pytest.mark.parametrize("broken", TABLE, ids=str)
+def test_a_check_fails_when_its_subject_is_broken_and_is_unsure_when_its_source_is(
+    site: Site, broken: Broken
+) -> None:
+    becomes(site, broken.node, broken.check, Verdict.PASS)
+    on_node(site, broken.subject_node or broken.node, broken.subject)
+    becomes(site, broken.node, broken.check, Verdict.FAIL)
+    assert bring_up(site).verdict is Verdict.PASS
+    becomes(site, broken.node, broken.check, Verdict.PASS)
+    on_node(site, broken.node, broken.source)
+    becomes(site, broken.node, broken.check, Verdict.UNKNOWN)
+    on_node(site, broken.node, broken.mend)
+    becomes(site, broken.node, broken.check, Verdict.PASS)
+
+
+def test_rules_fire_for_a_node_that_is_down_and_a_clock_that_is_off(site: Site) -> None:
+    """Prometheus' own unit tests of rules, on the file as it is installed."""
+    tests = f"""
+rule_files: [{RULES}]
+evaluation_interval: 1m
+tests:
+  - interval: 1m
+    input_series:
+      - {{series: 'up{{job="node", node="a"}}', values: '1 0 0 0 0'}}
+      - {{series: 'node_time_seconds{{node="b"}}', values: '600 660 720 780 840'}}
+      - {{series: 'node_filesystem_avail_bytes{{node="c", mountpoint="/", fstype="ext4"}}', values: '9x20'}}
+      - {{series: 'node_filesystem_size_bytes{{node="c", mountpoint="/", fstype="ext4"}}', values: '100x20'}}
+      - {{series: 'node_filesystem_readonly{{node="c", mountpoint="/", fstype="ext4"}}', values: '0x20'}}
+    promql_expr_test:
+      - {{expr: 'count(ALERTS{{alertname="NodeDown", alertstate="firing", node="a"}})', eval_time: 4m,
+          exp_samples: [{{value: 1}}]}}
+      - {{expr: 'count(ALERTS{{alertname="ClockSkew", alertstate="firing", node="b"}})', eval_time: 4m,
+          exp_samples: [{{value: 1}}]}}
+      - {{expr: 'count(ALERTS{{alertname="FilesystemNearlyFull", alertstate="firing", node="c"}})', eval_time: 12m,
+          exp_samples: [{{value: 1}}]}}
+      - {{expr: 'count(ALERTS{{node=~"a|b|c"}})', eval_time: 0m, exp_samples: [{{value: 2}}]}}
+"""
+    on_node(
+        site, HEAD, f"cat >/tmp/rules-test.yml <<'EOF'\n{tests}\nEOF\npromtool test rules /tmp/rules-test.yml"
+    )
