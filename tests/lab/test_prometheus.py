@@ -77,27 +77,46 @@ def test_every_target_of_the_site_is_up_and_all_checks_pass(site: Site) -> None:
     assert {finding.subject for finding in findings} == set(site.nodes)
 
 
-@pytest.mark.parametrize(
-    ("node", "edit"),
-    [
-        (HEAD, "sed -i 's/15s/16s/' /etc/prometheus/provision.yml"),
-        (HEAD, "chmod 666 /etc/prometheus/rules/provision.yml"),
-        (HEAD, "chown prometheus /etc/prometheus/targets/node.json"),
-        (HEAD, "chmod 644 /etc/prometheus/provision-alertmanager.yml"),
-        (HEAD, "sed -i 's/30d/31d/' /etc/systemd/system/prometheus.service.d/provision.conf"),
-        (HEAD, "systemctl disable prometheus-alertmanager"),
-        (WORKER, "systemctl stop prometheus-node-exporter"),
-        (WORKER, "rm /etc/systemd/system/prometheus-node-exporter.service.d/provision.conf"),
-        (WORKER, "chmod 700 /var/lib/prometheus/node-exporter"),
-        (WORKER, "dpkg --remove --force-depends prometheus-node-exporter"),
-    ],
-)
-def test_a_hand_edit_is_shown_by_plan_and_mended_by_apply(site: Site, node: str, edit: str) -> None:
-    on_node(site, node, edit)
-    assert list(changed(bring_up(site, forecast=True))) == [node]
-    document = bring_up(site)
-    assert document.verdict is Verdict.PASS, document.findings
-    assert list(changed(document)) == [node]
+# node, what a hand does there, what of it plan and apply must name
+EDITS = [
+    (HEAD, "sed -i 's/15s/16s/' /etc/prometheus/provision.yml", "file /etc/prometheus/provision.yml"),
+    (HEAD, "chmod 666 /etc/prometheus/rules/provision.yml", "file /etc/prometheus/rules/provision.yml"),
+    (HEAD, "chown prometheus /etc/prometheus/targets/node.json", "file /etc/prometheus/targets/node.json"),
+    (
+        HEAD,
+        "chmod 644 /etc/prometheus/provision-alertmanager.yml",
+        "file /etc/prometheus/provision-alertmanager.yml",
+    ),
+    (
+        HEAD,
+        "sed -i 's/30d/31d/' /etc/systemd/system/prometheus.service.d/provision.conf",
+        "file /etc/systemd/system/prometheus.service.d/provision.conf",
+    ),
+    (HEAD, "systemctl disable prometheus-alertmanager", "unit prometheus-alertmanager.service"),
+    (WORKER, "chmod 700 /var/lib/prometheus/node-exporter", "directory /var/lib/prometheus/node-exporter"),
+    (
+        WORKER,
+        "rm /etc/systemd/system/prometheus-node-exporter.service.d/provision.conf",
+        "file /etc/systemd/system/prometheus-node-exporter.service.d/provision.conf",
+    ),
+    ("lab-gpu-2", "systemctl stop prometheus-node-exporter", "unit prometheus-node-exporter.service"),
+    (
+        "lab-gpu-2",
+        "dpkg --remove --force-depends prometheus-node-exporter",
+        "install prometheus-node-exporter curl",
+    ),
+]
+
+
+def test_hand_edits_are_shown_by_plan_and_mended_by_apply(site: Site) -> None:
+    for node, edit, _ in EDITS:
+        on_node(site, node, edit)
+    edited = {(node, title) for node, _, title in EDITS}
+    for forecast in (True, False):
+        document = bring_up(site, forecast=forecast)
+        assert document.verdict is Verdict.PASS, document.findings
+        found = {(operation["node"], operation["title"]) for operation in document.details["operations"]}
+        assert edited <= found
     assert changed(bring_up(site)) == {}
 
 
