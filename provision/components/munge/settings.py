@@ -6,4 +6,4 @@ from provision.site.base import Settings
 
 
 class MungeSettings(Settings):
-    """The part of a site file that describes munge."""
+    """The part of a site file that describes munge: it has nothing to choose."""

@@ -1,0 +1,61 @@
+"""What others may know of munge: the key, and how the answers of its programs are read. Pure."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from provision.engine.deploy import Secret
+
+KEY = "/etc/munge/munge.key"
+
+# 1024 bytes is what mungekey makes; one key for the whole cluster
+SECRETS = (Secret("munge.key", make=lambda: os.urandom(1024), adopt=(KEY,)),)
+
+
+@dataclass(frozen=True)
+class Daemon:
+    """Since when munged runs and how old the key it should have read is; seconds since 1970."""
+
+    key_written: float
+    started: float
+
+    @property
+    def stale(self) -> bool:
+        """munged reads its key once, as it starts: a younger key is not the one it uses."""
+        return self.key_written > self.started
+
+
+DAEMON_QUERY = (
+    f"stat -c %Y {KEY} && systemctl show --timestamp=unix -p ActiveState -p ActiveEnterTimestamp munge"
+)
+
+
+def parse_daemon(text: str) -> Daemon | None:
+    """What DAEMON_QUERY printed; None where munged does not run. Raises ValueError for anything else."""
+    lines = text.split()
+    if len(lines) < 2 or not lines[0].isdigit():
+        raise ValueError(f"expected the key's time and munge's state, read {text!r}")
+    values = dict(line.partition("=")[::2] for line in lines[1:])
+    if values.get("ActiveState") != "active":
+        return None
+    moment = re.fullmatch(r"@(\d+)", values.get("ActiveEnterTimestamp", ""))
+    if moment is None:
+        raise ValueError(f"expected a time since 1970, read {values.get('ActiveEnterTimestamp')!r}")
+    return Daemon(float(lines[0]), float(moment[1]))
+
+
+def cause(status: str, here: Daemon | None, there: Daemon | None, node: str, other: str) -> str:
+    """Why a credential of one node was refused on the other, from unmunge's status and both daemons."""
+    if re.search(r"expired|rewound", status, re.IGNORECASE):
+        return f"the clocks of {node} and {other} differ by more than munge allows (5 minutes)"
+    if here is not None and here.stale:
+        return f"munged on {node} is older than its key"
+    if there is not None and there.stale:
+        return f"munged on {other} is older than its key"
+    if re.search(r"invalid credential", status, re.IGNORECASE):
+        return f"{node} and {other} have different keys"
+    if re.search(r"replayed", status, re.IGNORECASE):
+        return "the credential was used twice"
+    return status.strip() or "no answer"

@@ -1,0 +1,51 @@
+"""munge: one key, and why a credential was refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from provision.components.munge import exports
+
+FRESH = exports.Daemon(key_written=1000, started=1001)
+STALE = exports.Daemon(key_written=1000, started=900)
+
+
+def test_the_key_is_adopted_where_it_is_and_long_enough_where_it_is_made() -> None:
+    (secret,) = exports.SECRETS
+    assert secret.adopt == ("/etc/munge/munge.key",)
+    assert len(secret.make()) == 1024
+    assert secret.make() != secret.make()
+
+
+@pytest.mark.parametrize(
+    ("status", "here", "there", "why"),
+    [
+        ("unmunge: Error: Invalid credential", STALE, FRESH, "munged on a1 is older than its key"),
+        ("unmunge: Error: Invalid credential", FRESH, STALE, "munged on h1 is older than its key"),
+        ("unmunge: Error: Invalid credential", FRESH, FRESH, "a1 and h1 have different keys"),
+        ("unmunge: Error: Invalid credential", None, None, "a1 and h1 have different keys"),
+        ("unmunge: Error: Rewound credential", FRESH, FRESH, "the clocks of a1 and h1 differ"),
+        ("unmunge: Error: Expired credential", STALE, FRESH, "the clocks of a1 and h1 differ"),
+        ("unmunge: Error: Replayed credential", FRESH, FRESH, "used twice"),
+        ("something else", FRESH, FRESH, "something else"),
+    ],
+)
+def test_why_a_credential_was_refused(
+    status: str, here: exports.Daemon | None, there: exports.Daemon | None, why: str
+) -> None:
+    assert why in exports.cause(status, here, there, "a1", "h1")
+
+
+def test_a_daemon_older_than_its_key_has_not_read_it() -> None:
+    found = exports.parse_daemon("1700000000\nActiveState=active\nActiveEnterTimestamp=@1600000000\n")
+    assert found is not None
+    assert found.stale
+    assert exports.parse_daemon("1700000000\nActiveState=inactive\nActiveEnterTimestamp=\n") is None
+
+
+@given(st.text(alphabet="abc=@\n ", max_size=80))
+def test_other_text_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        exports.parse_daemon(text)

@@ -1,0 +1,599 @@
+"""Slurm: files rendered from site and lock, what is wrong in such files, and what its daemons say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from provision.components.slurm import acceptance, accounting, checks, exports, lint
+from provision.components.slurm.settings import Qos, SlurmSettings
+from provision.engine.remote import Output
+from provision.profiles import distribution
+from provision.report.model import Verdict
+from provision.site.hostlist import expand
+from provision.site.lock import Lock
+from provision.site.models import Hardware, Site, SiteFile
+
+DEBIAN = distribution("debian", "13")
+BIG = Hardware(sockets=2, cores=32, threads=2, memory=1_031_513)
+SMALL = Hardware(sockets=2, cores=32, threads=2, memory=515_513)
+GPU = {"model": "h100-sxm", "count": 8}
+GROUPS: dict[str, Any] = {
+    "head": {"hosts": "h1", "addresses": "192.0.2.1", "roles": ["head"]},
+    "gpu": {"hosts": "g[01-03]", "addresses": "192.0.2.[11-13]", "roles": ["worker"], "gpu": GPU},
+}
+
+
+def make_site(
+    tmp_path: Path, slurm: dict[str, Any] | None = None, groups: dict[str, Any] | None = None, **more: Any
+) -> Site:
+    document = {
+        "cluster": "tiny",
+        "groups": groups or GROUPS,
+        "base": {"users": {"alice": {"uid": 2001}, "bob": {"uid": 2002}}},
+        "scheduler": {"slurm": slurm or {}},
+        **more,
+    }
+    return Site.from_file(SiteFile.model_validate(document), tmp_path / "tiny.yml")
+
+
+def lock(**hardware: Hardware) -> Lock:
+    return Lock(hardware=hardware or {"g01": BIG})
+
+
+def conf(site: Site, known: Lock | None = None, **more: Any) -> str:
+    return exports.slurm_conf(site, known or lock(), profile=DEBIAN, **more)
+
+
+# Files
+
+
+def test_equal_nodes_share_a_line_and_a_dead_one_stays_in_it(tmp_path: Path) -> None:
+    text = conf(make_site(tmp_path))  # only g01 was ever read: its group is taken to be alike
+    lines = [line for line in text.splitlines() if line.startswith("NodeName")]
+    assert lines == [
+        "NodeName=g[01-03] Sockets=2 CoresPerSocket=32 ThreadsPerCore=2 RealMemory=1010880 Gres=gpu:h100-sxm:8"
+    ]
+    assert "GresTypes=gpu" in text.splitlines()
+    assert exports.gres_conf(make_site(tmp_path), lock()).splitlines() == [
+        "AutoDetect=off",
+        "NodeName=g[01-03] Name=gpu Type=h100-sxm File=/dev/nvidia[0-7]",
+    ]
+
+
+def test_two_hardware_kinds_in_a_group_are_two_lines_and_a_warning(tmp_path: Path) -> None:
+    site, known = make_site(tmp_path), lock(g01=BIG, g02=SMALL, g03=BIG)
+    names = [line.split()[0] for line in conf(site, known).splitlines() if line.startswith("NodeName")]
+    assert names == ["NodeName=g[01,03]", "NodeName=g02"]
+    (warning,) = exports.mixed_groups(site, known)
+    assert warning.verdict is Verdict.WARN
+    assert warning.subject == "gpu"
+    assert "2 hardware kinds" in str(warning.read)
+    assert exports.mixed_groups(site, lock()) == []
+
+
+def test_a_node_of_unknown_hardware_is_named_and_left_out(tmp_path: Path) -> None:
+    groups = {**GROUPS, "new": {"hosts": "n1", "roles": ["worker"]}}
+    text = conf(make_site(tmp_path, groups=groups))
+    assert "nobody has read their hardware: n1" in text
+    assert not [
+        line
+        for line in text.splitlines()
+        if not line.startswith("#") and "n1" in line.split("=")[-1].split(",")
+    ]
+    assert "PartitionName=batch Nodes=g[01-03] Default=YES" in text
+
+
+def test_slurm_conf_is_pure_and_joining_nodes_are_drained_only_for_a_moment(tmp_path: Path) -> None:
+    site = make_site(tmp_path)
+    assert conf(site) == conf(site)
+    assert "State=DRAIN" not in conf(site)
+    lines = [line for line in conf(site, joining=["g02"]).splitlines() if line.startswith("NodeName")]
+    assert lines[0].startswith("NodeName=g[01,03] ")
+    assert "State" not in lines[0]
+    assert lines[1].startswith("NodeName=g02 ")
+    assert lines[1].endswith('State=DRAIN Reason="provision: awaiting acceptance"')
+
+
+def test_accounting_and_isolation_hold_by_construction(tmp_path: Path) -> None:
+    text = conf(make_site(tmp_path, {}))  # SLM-10: nothing was said, and yet
+    for line in (
+        "AccountingStorageType=accounting_storage/slurmdbd",
+        "AccountingStorageHost=h1",
+        "AccountingStorageTRES=gres/gpu",
+        "TaskPlugin=task/cgroup,task/affinity",
+        "ProctrackType=proctrack/cgroup",
+        "SlurmctldParameters=enable_configless",
+        "JobAcctGatherType=jobacct_gather/cgroup",
+        "MpiDefault=pmix",
+        "SlurmctldHost=h1(192.0.2.1)",
+    ):
+        assert line in text.splitlines()
+    site = make_site(tmp_path, {"constrain": {"cores": False, "memory": False}})
+    assert "ConstrainDevices=yes" in exports.cgroup_conf(site)
+    assert "ConstrainCores=no" in exports.cgroup_conf(site)
+    assert "JobAcctGatherType=jobacct_gather/linux" in conf(site)
+
+
+def test_nothing_can_be_said_that_gives_gpus_away() -> None:
+    with pytest.raises(ValidationError):
+        SlurmSettings.model_validate({"constrain": {"devices": False}})
+
+
+def test_partitions_topology_and_options_of_the_site(tmp_path: Path) -> None:
+    site = make_site(
+        tmp_path,
+        {
+            "partitions": [
+                {"name": "train", "groups": ["gpu"], "max_time": "3-00:00:00", "accounts": ["nlp", "vision"]},
+                {"name": "debug", "groups": ["gpu"], "default": True, "max_time": "30", "priority": 10},
+            ],
+            "topology": [
+                {"name": "leaf1", "nodes": "g[01-02]"},
+                {"name": "leaf2", "nodes": "g03"},
+                {"name": "spine", "switches": ["leaf1", "leaf2"]},
+            ],
+            "options": {"SlurmctldDebug": "debug"},
+        },
+    )
+    lines = conf(site).splitlines()
+    partitions = [line for line in lines if line.startswith("PartitionName")]
+    assert "Default=NO MaxTime=3-00:00:00" in partitions[0]
+    assert "AllowAccounts=nlp,vision" in partitions[0]
+    assert "Default=YES MaxTime=30" in partitions[1]
+    assert "PriorityTier=10" in partitions[1]
+    assert "SlurmctldDebug=debug" in lines
+    assert "TopologyPlugin=topology/tree" in lines
+    topology = exports.topology_conf(site)
+    assert topology is not None
+    assert topology.splitlines()[-1] == "SwitchName=spine Switches=leaf[1-2]"
+    assert lint.topology_file_mistakes(topology, conf(site)) == []
+    assert list(exports.problems(site)) == []
+
+
+def test_private_tmp_follows_storage(tmp_path: Path) -> None:
+    assert exports.container_conf(make_site(tmp_path)) is None
+    site = make_site(tmp_path, storage={"scratch": {}})
+    assert exports.container_conf(site) == (
+        "AutoBasePath=true\nDirs=/tmp,/dev/shm\nNodeName=g[01-03] BasePath=/scratch/tmp\n"
+    )
+    assert "JobContainerType=job_container/tmpfs" in conf(site).splitlines()
+
+
+def test_ipv6_addresses_switch_it_on(tmp_path: Path) -> None:
+    groups = {
+        "head": {"hosts": "h1", "addresses": "2001:db8::1", "roles": ["head"]},
+        "gpu": {"hosts": "g01", "addresses": "2001:db8::11", "roles": ["worker"]},
+    }
+    site = make_site(tmp_path, groups=groups)
+    assert "CommunicationParameters=EnableIPv6" in conf(site)
+    assert exports.rest_url(site) == "http://[2001:db8::1]:6820"
+    assert "-a rest_auth/jwt [2001:db8::1]:6820" in exports.rest_dropin(site, "/usr/sbin/slurmrestd")
+
+
+def test_slurmd_waits_for_exactly_the_gpus_of_its_node(tmp_path: Path) -> None:
+    site = make_site(tmp_path)
+    text = exports.slurmd_dropin(site, site.nodes["g01"])
+    assert "ExecStartPre=/usr/local/lib/provision/gpu-devices 8 60" in text
+    assert 'Environment="SLURMD_OPTIONS=--conf-server h1:6817"' in text
+    assert "gpu-devices" not in exports.slurmd_dropin(site, site.head)
+
+
+def test_database_needs_no_password_and_fits_the_head(tmp_path: Path) -> None:
+    site = make_site(tmp_path)
+    assert "StoragePass" not in exports.slurmdbd_conf(site)
+    small = Hardware(sockets=1, cores=4, threads=1, memory=8192)
+    assert "innodb_buffer_pool_size=2048M" in exports.database_conf(site, lock(h1=small))
+    assert "innodb_buffer_pool_size=4096M" in exports.database_conf(site, lock(h1=BIG))
+
+
+# Host lists
+
+
+@pytest.mark.parametrize(
+    ("names", "folded"),
+    [
+        (["g-001", "g-002", "g-010"], "g-[001-002,010]"),
+        (["r1-n01", "r1-n02", "r2-n01", "r2-n02"], "r[1-2]-n[01-02]"),
+        (["u1-ib", "u2-ib"], "u1-ib,u2-ib"),  # a range must stand at the end for Slurm
+        (["login"], "login"),
+        ([], ""),
+    ],
+)
+def test_host_lists_as_slurm_reads_them(names: list[str], folded: str) -> None:
+    assert exports.slurm_fold(names) == folded
+
+
+@given(
+    st.sets(
+        st.from_regex(r"[a-z]{1,3}-?[0-9]{0,4}(-[a-z]{1,2}[0-9]{0,2})?", fullmatch=True).filter(
+            lambda name: not name.endswith("-")
+        ),
+        min_size=1,
+        max_size=30,
+    )
+)
+def test_folding_gives_back_exactly_the_same_names(names: set[str]) -> None:
+    folded = exports.slurm_fold(sorted(names))
+    assert set(expand(folded)) == names
+    for word in exports._words(folded):
+        assert "[" not in word or word.endswith("]")
+
+
+# Cross checks of the site file
+
+
+def test_mistakes_in_the_site_file_are_found_all_at_once(tmp_path: Path) -> None:
+    site = make_site(
+        tmp_path,
+        {
+            "partitions": [
+                {"name": "a", "groups": ["gpus"], "default": True},
+                {"name": "a", "groups": ["head"], "default": True},
+            ],
+            "accounts": [{"name": "nlp", "users": ["carol"]}],
+            "topology": [{"name": "leaf1", "nodes": "g[01-02]"}],
+        },
+    )
+    assert {problem.rule for problem in exports.problems(site)} == {
+        "unknown-group",
+        "partition-without-workers",
+        "partition-twice",
+        "two-default-partitions",
+        "unknown-user",
+        "topology",
+    }
+
+
+# Accounting
+
+
+def test_every_user_of_the_site_has_an_account(tmp_path: Path) -> None:
+    site = make_site(tmp_path, {"accounts": [{"name": "nlp", "users": ["alice"], "fair_share": 5}]})
+    assert [account.name for account in exports.accounts(site)] == ["default", "nlp"]
+    assert exports.associations(site) == [("nlp", "alice"), ("default", "bob")]
+    test = accounting.test(site)
+    assert "nlp||5" in test
+    assert "default|bob" in test
+    assert "sacctmgr -iQ add user bob cluster=$c account=default" in accounting.make(site)
+
+
+@pytest.mark.parametrize(
+    ("written", "printed"),
+    [
+        ("90", "01:30:00"),
+        ("36:00:00", "1-12:00:00"),
+        ("2-12", "2-12:00:00"),
+        ("10:30", "00:10:30"),
+        ("INFINITE", ""),
+    ],
+)
+def test_times_as_slurm_prints_them(written: str, printed: str) -> None:
+    assert accounting.slurm_time(written) == printed
+
+
+def test_qos_lines() -> None:
+    qos = Qos(name="Long", priority=5, max_wall="7-0", max_gpus_per_user=16)
+    assert accounting.qos_line(qos) == "long|5|7-00:00:00|gres/gpu=16"
+    assert accounting.qos_values(Qos(name="x")) == "priority=0 maxwall=-1 maxtresperuser=gres/gpu=-1"
+
+
+# Files of anybody's
+
+
+def test_autodetected_gpus_must_not_be_listed_again() -> None:
+    mistakes = lint.gres_mistakes("AutoDetect=nvml\nName=gpu\nName=gpu\n")
+    assert [mistake.line for mistake in mistakes] == [2, 3]
+    assert "duplicate records for gpu" in mistakes[1].message
+    assert lint.gres_mistakes("AutoDetect=nvml\n") == []
+    assert lint.gres_mistakes("Name=gpu File=/dev/nvidia0\nName=gpu File=/dev/nvidia1\n") == []
+
+
+def test_gpus_that_slurm_conf_does_not_know_are_named() -> None:
+    gres = "NodeName=c[1-2] Name=gpu Type=a100 File=/dev/nvidia[0-3]\n"
+    bare = "GresTypes=gpu\nNodeName=c[1-2] CPUs=64\n"
+    (mistake,) = lint.gres_mistakes(gres, bare)
+    assert str(mistake) == "gres.conf:1: c1, c2 have 4 GPUs in gres.conf and no Gres= in slurm.conf"
+    right = "GresTypes=gpu\nNodeName=DEFAULT Gres=gpu:a100:4(S:0-1)\nNodeName=c[1-2] CPUs=64\n"
+    assert lint.gres_mistakes(gres, right) == []
+    messages = [each.message for each in lint.gres_mistakes(gres, "NodeName=c1 Gres=gpu:a100:3\n")]
+    assert messages == [
+        "gpu is not in GresTypes of slurm.conf",
+        "c1 has 4 gpu here and Gres=gpu:a100:3 in slurm.conf",
+        "c2 has no NodeName line in slurm.conf",
+    ]
+
+
+def test_own_files_pass_the_same_rules(tmp_path: Path) -> None:
+    site = make_site(tmp_path)
+    assert lint.gres_mistakes(exports.gres_conf(site, lock()), conf(site)) == []
+
+
+def test_topology_and_nodes_must_agree() -> None:
+    topology = "SwitchName=l1 Nodes=c[1-3]\nSwitchName=l2 Nodes=d1\nSwitchName=top Switches=l[1-3]\n"
+    assert lint.topology_file_mistakes(topology, "NodeName=c[1-2]\nNodeName=d[1-2]\n") == [
+        "node c3 below l1 is unknown to slurm.conf",
+        "switch l3 below top is not defined",
+        "node d2 is in no switch",
+    ]
+    circle = {"a": lint.Switch("a", (), ("b",)), "b": lint.Switch("b", (), ("a",))}
+    assert lint.topology_mistakes(circle, []) == ["switches form a circle: there is no root"]
+    apart = {"a": lint.Switch("a", ("n1",)), "b": lint.Switch("b", ("n1",)), "c": lint.Switch("c")}
+    assert lint.topology_mistakes(apart, ["n1"]) == [
+        "node n1 is below a and b",
+        "switch c has nothing below it",
+        "several roots, no path between them: a, b, c",
+    ]
+
+
+def test_lines_of_slurm_files_are_read_with_comments_and_continuations() -> None:
+    text = 'NodeName=a[1-2] \\\n  CPUs=4 # four\n# NodeName=b\nDownNodes=a1 Reason="x # y"\n'
+    first, second = lint.parse(text)
+    assert (first.line, first.values) == (1, {"nodename": "a[1-2]", "cpus": "4"})
+    assert (second.line, second.get("Reason")) == (4, "x # y")
+
+
+@given(st.text(max_size=200))
+def test_reading_any_text_never_fails(text: str) -> None:
+    assert all(entry.line >= 1 and entry.values for entry in lint.parse(text))
+    lint.gres_mistakes(text, text)
+    lint.topology_file_mistakes(text, text)
+
+
+# What daemons say
+
+
+def test_fewer_gpus_than_configured_has_a_cause() -> None:
+    reason = "gres/gpu count reported lower than configured (0 < 4) [slurm@2026-01-02T03:04:05]"
+    first, second = lint.reason_cause(reason, devices=0, memory=1)
+    assert first.rule == "gres-low"
+    assert "no device files" in first.why
+    assert second.rule == "memory-unset"
+    assert "before the driver" in lint.reason_cause(reason, devices=4)[0].why
+    assert "3 of 4" in lint.reason_cause(reason, devices=3)[0].why
+    assert lint.reason_cause("maintenance by eve") == []
+
+
+def test_smt_switched_off_is_seen_in_the_numbers() -> None:
+    printed = (
+        "NodeName=c1 CPUs=48 Boards=1 SocketsPerBoard=2 CoresPerSocket=24 ThreadsPerCore=1 RealMemory=257000\n"
+        "UpTime=3-01:02:03\n"
+    )
+    measured = lint.parse_slurmd_c(printed)
+    assert lint.hardware_difference(2, 24, 2, 250_000, measured) == [
+        "threads per core 2 configured, 1 present (SMT off)"
+    ]
+    assert lint.hardware_difference(2, 24, 1, 257_001, measured) == [
+        "memory 257001 MiB configured, 257000 MiB present"
+    ]
+    assert lint.reason_cause("Low socket*core*thread count, Low CPUs")[0].rule == "cpus-low"
+    with pytest.raises(ValueError, match="NodeName"):
+        lint.parse_slurmd_c("slurmd: error: no")
+
+
+def test_logs_with_one_known_cause() -> None:
+    mismatch = lint.log_cause(
+        'fatal: CLUSTER ID MISMATCH.\nslurmctld has been started with "ClusterID=11" from the state files in '
+        'StateSaveLocation, but the DBD thinks it should be "42".'
+    )
+    assert mismatch is not None
+    assert "id 11" in mismatch.why
+    assert "id 42" in mismatch.why
+    assert "nothing was deleted" in mismatch.action
+    early = lint.log_cause("error: Sending PersistInit msg: Connection refused\nfatal: ... no TRES from it.")
+    assert early is not None
+    assert early.rule == "start-order"
+    plugin = lint.log_cause(
+        "error: Couldn't find the specified plugin name for cgroup/v2 looking at all files"
+    )
+    assert plugin is not None
+    assert plugin.rule == "cgroup-plugin"
+    assert lint.log_cause("slurmctld version 24.11.5 started on cluster tiny") is None
+
+
+def test_a_missing_cgroup_plugin_is_named() -> None:
+    version2 = "cgroup2 on /sys/fs/cgroup type cgroup2 (rw,nosuid)\n"
+    assert "cgroup_v2.so is missing" in str(lint.cgroup_mistake(version2, ["/x/cgroup_v1.so"]))
+    assert lint.cgroup_mistake(version2, ["/x/cgroup_v1.so", "/x/cgroup_v2.so"]) is None
+    assert lint.cgroup_mistake("tmpfs on /sys/fs/cgroup type tmpfs (ro)\n", ["cgroup_v1.so"]) is None
+
+
+@pytest.mark.parametrize(
+    ("controller", "node", "allowed"),
+    [
+        ((21, 8, 5), (20, 11, 9), True),
+        ((24, 11, 5), (24, 11, 3), True),
+        ((24, 11, 5), (23, 2, 1), True),  # three releases, from 24.11 on
+        ((24, 5, 1), (22, 5, 9), False),  # three releases, before
+        ((23, 11, 4), (24, 5, 0), False),  # newer than the controller
+        ((24, 11, 5), (22, 5, 9), False),
+    ],
+)
+def test_releases_that_work_together(
+    controller: tuple[int, int, int], node: tuple[int, int, int], allowed: bool
+) -> None:
+    assert (exports.skew(controller, node) is None) is allowed
+
+
+def test_a_refused_credential_of_two_releases_is_not_munge() -> None:
+    log = "error: Credential signature check: Credential data mismatch"
+    versions = {"h1": (21, 8, 5), "g01": (22, 5, 9)}
+    cause = lint.credential_cause(log, versions, exports.skew(versions["h1"], versions["g01"]))
+    assert cause is not None
+    assert cause.rule == "slurm-version"
+    same = lint.credential_cause(log, versions, None)
+    assert same is not None
+    assert same.rule == "credential"
+
+
+def test_versions_are_read_from_programs_and_packages() -> None:
+    assert exports.parse_version("slurm-wlm 24.11.5\n") == (24, 11, 5)
+    assert exports.parse_version("24.05.4-1.el9") == (24, 5, 4)
+    with pytest.raises(ValueError, match="no version"):
+        exports.parse_version("command not found")
+
+
+# States of nodes
+
+
+@pytest.mark.parametrize(
+    ("word", "base", "flags"),
+    [
+        ("idle", "IDLE", set()),
+        ("resv", "IDLE", {"RESERVED"}),
+        ("drain*", "IDLE", {"DRAIN", "NOT_RESPONDING"}),
+        ("mix-", "MIXED", {"PLANNED"}),
+        ("maint", "IDLE", {"MAINTENANCE"}),
+        ("planned", "IDLE", {"PLANNED"}),
+        ("down~", "DOWN", {"POWERED_DOWN"}),
+        ("comp", "ALLOCATED", {"COMPLETING"}),
+        ("inval", "DOWN", {"INVALID_REG"}),
+        ("drng@", "ALLOCATED", {"DRAIN", "REBOOT_REQUESTED"}),
+        ("IDLE+DRAIN+MAINTENANCE", "IDLE", {"DRAIN", "MAINTENANCE"}),
+        ("idle$", "IDLE", {"MAINTENANCE"}),
+    ],
+)
+def test_states_and_their_flags(word: str, base: str, flags: set[str]) -> None:
+    assert acceptance.parse_state([word]) == (base, frozenset(flags))
+    assert acceptance.NodeState("n", base, frozenset(flags)).known
+
+
+def test_unknown_states_are_kept_and_told() -> None:
+    base, flags = acceptance.parse_state(["foo"])
+    assert base == "foo"
+    assert not acceptance.NodeState("n", base, flags).known
+    base, flags = acceptance.parse_state(["IDLE", "BRAND_NEW"])
+    state = acceptance.NodeState("n", base, flags, version="24.11.5")
+    assert not state.known
+    assert not state.usable
+    assert state.word == "idle+brand_new"
+
+
+@given(st.lists(st.text(max_size=12), max_size=5))
+def test_any_words_are_a_state(words: list[str]) -> None:
+    base, flags = acceptance.parse_state(words)
+    assert base
+    assert isinstance(flags, frozenset)
+
+
+def entry(name: str, *state: str, reason: str = "", version: str = "24.11.5") -> dict[str, Any]:
+    return {
+        "name": name,
+        "state": list(state),
+        "reason": reason,
+        "cpus": 128,
+        "real_memory": 1010880,
+        "gres": "gpu:h100-sxm:8(S:0-1)",
+        "version": version,
+        "boot_time": {"set": True, "infinite": False, "number": 1_700_000_000},
+    }
+
+
+class Head:
+    """A head whose scontrol knows some nodes, and resumes or drains them as it is told."""
+
+    def __init__(self, *entries: dict[str, Any]) -> None:
+        self.nodes = {each["name"]: each for each in entries}
+        self.updates: list[str] = []
+
+    def __call__(self, command: str, stdin: bytes | None = None, timeout: float = 1) -> Output:
+        if command.startswith("scontrol show nodes"):
+            return Output(0, json.dumps({"nodes": list(self.nodes.values())}), "")
+        self.updates.append(command)
+        for name in expand(command.split("nodename=")[1].split()[0].strip("'")):
+            self.nodes[name]["state"] = ["IDLE"] if "resume" in command else ["IDLE", "DRAIN"]
+        return Output(0, "", "")
+
+
+def test_only_what_this_tool_closed_is_opened() -> None:
+    head = Head(
+        entry("g01", "IDLE", "DRAIN", reason="provision: awaiting acceptance"),
+        entry("g02", "IDLE", "DRAIN", reason="provision: burn-in failed: rank 3"),
+        entry("g03", "IDLE", "DRAIN", reason="fan is loud (eve)"),
+        entry("g04", "UNKNOWN", "DRAIN", reason="provision: awaiting acceptance", version=""),
+        entry("g05", "IDLE"),
+        entry("g06", "IDLE", "DRAIN", "BRAND_NEW", reason="provision: awaiting acceptance"),
+        entry("g07", "DOWN", "INVALID_REG", reason="provision: awaiting acceptance"),
+    )
+    refused = acceptance.admit(head, ["g01", "g02", "g03", "g04", "g05", "g06", "g07", "g99"])
+    assert head.updates == ["scontrol update nodename='g[01-02]' state=resume"]
+    assert set(refused) == {"g03", "g04", "g06", "g07", "g99"}
+    assert "fan is loud" in refused["g03"]
+    assert "not registered" in refused["g04"]
+    assert "not understood" in refused["g06"]
+
+
+def test_quarantine_keeps_a_persons_reason() -> None:
+    head = Head(
+        entry("g01", "IDLE"),
+        entry("g02", "IDLE", "DRAIN", reason="fan is loud (eve)"),
+        entry("g03", "IDLE", "DRAIN", reason="provision: awaiting acceptance"),
+    )
+    assert acceptance.quarantine(head, ["g01", "g02", "g03"], 'GPU 3: "lost"\nsee log') == ["g01", "g03"]
+    (update,) = head.updates
+    assert update.endswith("""state=drain reason='provision: GPU 3: '"'"'lost'"'"' see log'""")
+    with pytest.raises(acceptance.SlurmError, match="g99"):
+        acceptance.quarantine(head, ["g99"], "x")
+
+
+def test_what_cannot_be_read_admits_nobody() -> None:
+    def silent(command: str, stdin: bytes | None = None, timeout: float = 1) -> Output:
+        return Output(1, "", "slurm_load_node error: Unable to contact slurm controller")
+
+    with pytest.raises(acceptance.SlurmError, match="Unable to contact"):
+        acceptance.admit(silent, ["g01"])
+    with pytest.raises(acceptance.SlurmError, match="not understood"):
+        acceptance.parse_nodes('{"nodes": [{"state": "IDLE"}]}')
+
+
+@pytest.mark.parametrize(
+    ("reason", "ours"),
+    [
+        ("provision: awaiting acceptance", True),
+        ("provision: burn-in failed: x", True),
+        ("waiting for provision: ing", False),
+        (None, False),
+    ],
+)
+def test_marks(reason: str | None, ours: bool) -> None:
+    assert exports.ours(reason) is ours
+
+
+# Checks
+
+
+def judge(**changes: Any) -> checks.Found:
+    kind = exports.Kind(("g01",), 2, 32, 2, 1010880, "h100-sxm", 8)
+    state = acceptance.parse_nodes(json.dumps({"nodes": [{**entry("g01", "IDLE"), **changes}]}))["g01"]
+    return checks.judge_node(state, kind, "g01")
+
+
+def test_a_node_is_judged_by_what_it_registered() -> None:
+    assert judge().verdict is Verdict.PASS
+    waiting = {"state": ["IDLE", "DRAIN"], "reason": exports.AWAITING}
+    assert judge(**waiting).verdict is Verdict.PASS
+    assert judge(**{**waiting, "reason": "eve looks"}).verdict is Verdict.WARN
+    assert judge(state=["IDLE", "NOT_RESPONDING"]).verdict is Verdict.FAIL
+    assert judge(version="").verdict is Verdict.FAIL
+    assert judge(gres="gpu:h100-sxm:7").verdict is Verdict.FAIL
+    assert judge(cpus=64).verdict is Verdict.FAIL
+    assert judge(state=["IDLE", "BRAND_NEW"]).verdict is Verdict.UNKNOWN
+    low = judge(state=["DOWN", "INVALID_REG"], reason="gres/gpu count reported lower than configured (6 < 8)")
+    assert low.verdict is Verdict.FAIL
+    assert "6 of 8" in str(low.why)
+
+
+def test_answers_of_scontrol_are_read() -> None:
+    assert checks.parse_ping("Slurmctld(primary) at h1 is UP\n") == {"h1": True}
+    assert checks.parse_ping("Slurmctld(primary) at h1 is DOWN\n") == {"h1": False}
+    with pytest.raises(ValueError, match="scontrol ping"):
+        checks.parse_ping("sh: scontrol: not found")
+    assert checks.parse_hash("FOO = 1\nHASH_VAL                = Match\n") == "Match"
+    with pytest.raises(ValueError, match="HASH_VAL"):
+        checks.parse_hash("")
