@@ -13,11 +13,13 @@ from pathlib import Path
 
 import yaml
 
+from provision.lab import host
 from provision.lab.command import execute
 from provision.lab.host import Mirror
 from provision.lab.state import NETWORK, PROXY_PORT, Node, write_file
 
 KERNEL_MESSAGES = "/var/log/kmsg"
+_CAPABILITIES = {"CAP_SYS_RESOURCE": 24}  # bits as in linux/capability.h
 SHIM = "/usr/local/lib/lab/cgshim.so"
 _HERE = Path(__file__).parent
 
@@ -72,16 +74,18 @@ ExecStart=!/usr/sbin/chronyd -x $DAEMON_OPTS
 
 @dataclass(frozen=True)
 class Limit:
-    """One thing that a node cannot do."""
+    """One thing that a node cannot do; with `without`, only where the machine's root lacks that capability."""
 
     id: str
     what: str
     reason: str
+    without: str | None = None
 
 
-def load_limits(path: Path = _HERE / "limits.yml") -> tuple[Limit, ...]:
-    """Read limits.yml."""
-    return tuple(Limit(**entry) for entry in yaml.safe_load(path.read_text())["limits"])
+def load_limits(capabilities: int, path: Path = _HERE / "limits.yml") -> tuple[Limit, ...]:
+    """What limits.yml says of nodes on a machine whose root has `capabilities` (a bit mask)."""
+    limits = (Limit(**entry) for entry in yaml.safe_load(path.read_text())["limits"])
+    return tuple(x for x in limits if x.without is None or not capabilities >> _CAPABILITIES[x.without] & 1)
 
 
 def limits_json(limits: Sequence[Limit]) -> str:
@@ -122,7 +126,7 @@ def shared_links(limits: Sequence[Limit]) -> dict[str, str]:
 
 def shared_layer(cache: Path, hybrid: bool) -> str:
     """Make the layer of shared files in the cache where it is missing: the name of its folder."""
-    limits = load_limits()
+    limits = load_limits(host.capabilities())
     files, links = shared_files(limits, hybrid), shared_links(limits)
     shim = (_HERE / "cgshim.c").read_text() if hybrid else ""
     decides = [sorted((path, repr(file)) for path, file in files.items()), sorted(links.items()), shim]

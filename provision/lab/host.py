@@ -79,6 +79,12 @@ def require(hybrid: bool) -> None:
         )
 
 
+def capabilities(status: Path = Path("/proc/self/status")) -> int:
+    """The capabilities of this process as a bit mask; even root may lack some."""
+    line = next(line for line in status.read_text().splitlines() if line.startswith("CapEff:"))
+    return int(line.split()[1], 16)
+
+
 def cgroup_root(mountinfo: str) -> tuple[Path, bool]:
     """The mount point of cgroup v2 and whether the machine is hybrid (v1 controllers beside it)."""
     mounts = [

@@ -8,9 +8,10 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +73,9 @@ class Lab:
             spec = self._spec(workers, gpus, mirror, layer_names)
             self._keys()
             old = self.nodes
-            state.save(self.paths, spec)
             self._remove_surplus(spec.nodes)
             self.parallel(lambda node: self._make_node(spec, node, old.get(node.name)), spec.nodes)
+            state.save(self.paths, spec)
             self._write_access(spec.nodes)
             self._ensure_network()
             self._ensure_proxy()
@@ -101,6 +102,10 @@ class Lab:
         """What the lab should be: what was asked for now, else what it was, else the defaults."""
         old = state.load(self.paths)
         recipe = layers.load_recipe()
+        if old and layer_names is not None and set(layer_names) != set(old.layers):
+            raise InputError(
+                f"--layers: this lab was made with {','.join(old.layers)}; --fresh makes it anew"
+            )
         if layer_names is None:
             layer_names = old.layers if old else [layer.name for layer in recipe.layers]
         recipe = recipe.select(layer_names)
@@ -108,19 +113,35 @@ class Lab:
             source = Mirror(old.mirror, old.security)
         else:
             source = host.find_mirror(mirror, recipe.suite)
-        root = self.paths.cgroup.parent
-        shared = files.shared_layer(self.cache, self.paths.hybrid)
-        by_role = {
-            role: (*layers.ensure(recipe, role, source, self.cache, root, self.progress), shared)
-            for role in ("head", "worker")
-        }
-        before = old.nodes if old else ()
+        before = {node.name: node for node in old.nodes} if old else {}
         if workers is None:
-            workers = sum(node.role == "worker" for node in before) if before else 2
+            workers = sum(node.role == "worker" for node in before.values()) if before else 2
         if gpus is None:
-            gpus = next((node.gpus for node in before if node.role == "worker"), 2)
-        nodes = state.plan_nodes(workers, gpus, by_role)
+            gpus = next((node.gpus for node in before.values() if node.role == "worker"), 2)
+        nodes = self._with_layers(state.plan_nodes(workers, gpus), before, recipe, source)
         return Spec(recipe.suite, source.url, source.security, tuple(layer_names), nodes)
+
+    def _with_layers(
+        self, nodes: Iterable[Node], before: Mapping[str, Node], recipe: layers.Recipe, source: Mirror
+    ) -> tuple[Node, ...]:
+        """Give each node its layers, made where they are missing; a node that is there keeps those it has."""
+        shared = files.shared_layer(self.cache, self.paths.hybrid)
+        chosen: list[Node] = []
+        for node in nodes:
+            newest = (*layers.folder_names(recipe, recipe.stack(node.role)), shared)
+            there = before[node.name].layers if node.name in before else ()
+            if (
+                there
+                and self.paths.node(node.name).exists()
+                and all(path.is_dir() for path in self._folders(there))
+            ):
+                if there != newest:
+                    self.progress.say(node.name, "keeps its older layers (--fresh makes it anew)")
+                chosen.append(replace(node, layers=there))
+                continue
+            layers.ensure(recipe, node.role, source, self.cache, self.paths.cgroup.parent, self.progress)
+            chosen.append(replace(node, layers=newest))
+        return tuple(chosen)
 
     def _keys(self) -> None:
         """The key that all nodes accept."""
@@ -149,7 +170,7 @@ class Lab:
         folder = self.paths.node(node.name)
         if folder.exists() and old is not None and old != node:
             if old.layers != node.layers:
-                self.progress.say(node.name, "its layers have changed: made anew")
+                self.progress.say(node.name, "its layers are gone from the cache: made anew")
                 self._remove_node(node.name)
             else:
                 self.power_off(node.name)
@@ -185,7 +206,10 @@ class Lab:
 
     def _lowers(self, node: Node) -> list[Path]:
         """The node's layers as folders, highest first."""
-        return [self.cache / "layers" / name for name in reversed(node.layers)]
+        return self._folders(reversed(node.layers))
+
+    def _folders(self, names: Iterable[str]) -> list[Path]:
+        return [self.cache / "layers" / name for name in names]
 
     def _write_access(self, nodes: Sequence[Node]) -> None:
         """known_hosts and ssh_config, from the host keys that the nodes were made with."""

@@ -123,8 +123,8 @@ def folder_names(recipe: Recipe, stack: Sequence[Layer]) -> tuple[str, ...]:
 
 def ensure(
     recipe: Recipe, role: str, mirror: Mirror, cache: Path, cgroup_root: Path, progress: Progress
-) -> tuple[str, ...]:
-    """Make the layers of `role` that the cache lacks; the folder names of all of them, lowest first."""
+) -> None:
+    """Make the layers of `role` that the cache lacks."""
     stack = recipe.stack(role)
     names = folder_names(recipe, stack)
     for i, layer in enumerate(stack):
@@ -137,7 +137,6 @@ def ensure(
                 lowers = [cache / "layers" / name for name in names[:i]]
                 _build(recipe, layer, scratch, target, lowers, mirror, cache, cgroup_root, progress)
             shutil.rmtree(scratch)
-    return names
 
 
 def unique_files(recipe: Recipe, role: str) -> dict[str, int]:

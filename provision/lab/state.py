@@ -30,7 +30,7 @@ class Node:
     role: str  # head or worker
     number: int
     gpus: int
-    layers: tuple[str, ...]  # folders below the layer cache, lowest first
+    layers: tuple[str, ...] = ()  # folders below the layer cache, lowest first
 
     @property
     def address(self) -> str:
@@ -52,17 +52,14 @@ class Spec:
     nodes: tuple[Node, ...] = field(default_factory=tuple)
 
 
-def plan_nodes(workers: int, gpus: int, layers: dict[str, tuple[str, ...]]) -> tuple[Node, ...]:
-    """A head and `workers` workers with `gpus` simulated GPUs each; `layers` by role."""
+def plan_nodes(workers: int, gpus: int) -> tuple[Node, ...]:
+    """A head and `workers` workers with `gpus` simulated GPUs each, without layers yet."""
     if not 0 <= workers <= MAX_WORKERS:
         raise InputError(f"--workers {workers}: expected 0 to {MAX_WORKERS}")
     if not 0 <= gpus <= 16:
         raise InputError(f"--gpus {gpus}: expected 0 to 16")
-    head = Node("lab-head", "head", HEAD_NUMBER, 0, layers["head"])
-    rest = (
-        Node(f"lab-gpu-{i}", "worker", HEAD_NUMBER + i, gpus, layers["worker"]) for i in range(1, workers + 1)
-    )
-    return (head, *rest)
+    head = Node("lab-head", "head", HEAD_NUMBER, 0)
+    return (head, *(Node(f"lab-gpu-{i}", "worker", HEAD_NUMBER + i, gpus) for i in range(1, workers + 1)))
 
 
 class Paths:

@@ -15,12 +15,10 @@ from provision.lab.host import Mirror
 from provision.lab.network import hardware_address
 from provision.lab.state import Node, Spec, plan_nodes
 
-LAYERS = {"head": ("base-1", "lab-1"), "worker": ("base-1", "torch-1", "lab-1")}
-
 
 @given(workers=st.integers(0, state.MAX_WORKERS), gpus=st.integers(0, 16))
 def test_every_node_has_a_name_and_addresses_of_its_own(workers: int, gpus: int) -> None:
-    nodes = plan_nodes(workers, gpus, LAYERS)
+    nodes = plan_nodes(workers, gpus)
     assert len(nodes) == workers + 1
     for part in ("name", "number", "address", "address6"):
         assert len({getattr(node, part) for node in nodes}) == len(nodes)
@@ -29,7 +27,7 @@ def test_every_node_has_a_name_and_addresses_of_its_own(workers: int, gpus: int)
 
 
 def test_the_addresses_that_inventories_rely_on() -> None:
-    head, first, second = plan_nodes(2, 2, LAYERS)
+    head, first, second = plan_nodes(2, 2)
     assert (head.name, head.address, head.gpus) == ("lab-head", "10.77.0.10", 0)
     assert (first.name, first.address, first.address6) == ("lab-gpu-1", "10.77.0.11", "fd77::11")
     assert (second.name, second.address) == ("lab-gpu-2", "10.77.0.12")
@@ -38,16 +36,17 @@ def test_the_addresses_that_inventories_rely_on() -> None:
 @pytest.mark.parametrize(("workers", "gpus"), [(-1, 2), (201, 2), (2, -1), (2, 17)])
 def test_sizes_that_cannot_be_are_refused(workers: int, gpus: int) -> None:
     with pytest.raises(InputError, match="expected 0 to"):
-        plan_nodes(workers, gpus, LAYERS)
+        plan_nodes(workers, gpus)
 
 
 def test_a_spec_survives_its_file() -> None:
-    spec = Spec("trixie", "http://mirror.example/debian", None, ("base",), plan_nodes(3, 1, LAYERS))
+    nodes = tuple(replace(node, layers=("base-1", "lab-1")) for node in plan_nodes(3, 1))
+    spec = Spec("trixie", "http://mirror.example/debian", None, ("base",), nodes)
     assert state.decode(json.loads(json.dumps(asdict(spec)))) == spec
 
 
 def test_ssh_config_leads_through_the_lab_namespace_and_checks_host_keys(tmp_path: Path) -> None:
-    text = files.ssh_config("plab-1", tmp_path / "key", tmp_path / "known", plan_nodes(1, 0, LAYERS))
+    text = files.ssh_config("plab-1", tmp_path / "key", tmp_path / "known", plan_nodes(1, 0))
     assert "Host lab-gpu-1\n    HostName 10.77.0.11\n" in text
     assert "    ProxyCommand nsenter --net=/run/netns/plab-1 nc -F %h %p\n    ProxyUseFdpass yes\n" in text
     assert "    StrictHostKeyChecking yes\n" in text
@@ -55,14 +54,14 @@ def test_ssh_config_leads_through_the_lab_namespace_and_checks_host_keys(tmp_pat
 
 
 def test_known_hosts_names_the_node_and_both_addresses() -> None:
-    node = plan_nodes(1, 0, LAYERS)[1]
+    node = plan_nodes(1, 0)[1]
     assert files.known_hosts({node.name: (node, "ssh-ed25519 AAAA comment\n")}) == (
         "lab-gpu-1,10.77.0.11,fd77::11 ssh-ed25519 AAAA\n"
     )
 
 
 def test_limits_are_declared_and_exactly_their_units_are_masked() -> None:
-    limits = files.load_limits()
+    limits = files.load_limits(0)
     declared = json.loads(files.limits_json(limits))
     assert {"what": "clock", "reason": next(x.reason for x in limits if x.id == "clock")} in declared[
         "limits"
@@ -71,6 +70,12 @@ def test_limits_are_declared_and_exactly_their_units_are_masked() -> None:
     assert len({limit.id for limit in limits}) == len(limits)
     masked = {path for path, target in files.shared_links(limits).items() if target == "/dev/null"}
     assert masked == {f"etc/systemd/system/{x.what[5:]}" for x in limits if x.what.startswith("unit:")}
+
+
+def test_limits_of_a_machine_hold_only_where_it_lacks_the_capability() -> None:
+    everything, nothing = files.load_limits(~0), files.load_limits(0)
+    assert {x.id for x in nothing} - {x.id for x in everything} == {x.id for x in nothing if x.without}
+    assert "rlimit:memlock" in {x.what for x in files.load_limits(~(1 << 24))}
 
 
 def test_slurmd_gets_the_preload_only_where_cgroups_are_hybrid() -> None:
