@@ -20,6 +20,7 @@ from provision.lab.state import NETWORK, PROXY_PORT, Node, write_file
 
 KERNEL_MESSAGES = "/var/log/kmsg"
 _CAPABILITIES = {"CAP_SYS_RESOURCE": 24}  # bits as in linux/capability.h
+SETTINGS = "etc/default/lab"
 SHIM = "/usr/local/lib/lab/cgshim.so"
 _HERE = Path(__file__).parent
 
@@ -103,7 +104,7 @@ def shared_files(limits: Sequence[Limit], hybrid: bool) -> dict[str, File]:
     """What every node has from the lab; the preload only where the machine's cgroups are hybrid."""
     preload = f"Environment=LD_PRELOAD={SHIM}\n" if hybrid else ""
     return {
-        "etc/default/lab": File("GPUS=0\n"),
+        SETTINGS: File("GPUS=0\n"),
         "etc/dpkg/dpkg.cfg.d/lab": File("force-unsafe-io\n"),
         "etc/provision/limits.json": File(limits_json(limits)),
         "etc/sudoers.d/ops": File("ops ALL=(ALL:ALL) NOPASSWD: ALL\n", 0o440),
@@ -167,6 +168,11 @@ def apt_sources(mirror: Mirror, suite: str, components: Sequence[str]) -> str:
     )
 
 
+def settings(node: Node) -> File:
+    """What the lab's own units on the node read."""
+    return File(f"GPUS={node.gpus}\n")
+
+
 def node_files(
     node: Node, machine_id: str, host_key: str, authorized_key: str, sources: str, unique: Mapping[str, int]
 ) -> dict[str, File]:
@@ -176,7 +182,7 @@ def node_files(
         "var/.updated": File(""),
         "etc/apt/apt.conf.d/00lab": File(f'Acquire::http::Proxy "http://{NETWORK}.1:{PROXY_PORT}/";\n'),
         "etc/apt/sources.list.d/debian.sources": File(sources),
-        "etc/default/lab": File(f"GPUS={node.gpus}\n"),
+        SETTINGS: settings(node),
         "etc/hostname": File(f"{node.name}\n"),
         "etc/hosts": File(
             f"127.0.0.1 localhost\n127.0.1.1 {node.name}\n::1 localhost ip6-localhost ip6-loopback\n"

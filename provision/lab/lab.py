@@ -7,7 +7,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from provision.lab import cgroup, faults, files, host, layers, network, snapshot, state
+from provision.lab import node as disk
 from provision.lab.command import InputError, LabError, execute
 from provision.lab.host import Mirror
 from provision.lab.progress import Progress
@@ -64,17 +64,21 @@ class Lab:
     ) -> None:
         """Make the lab, or complete and mend the one that is there; returns when all nodes answer ssh.
 
-        What is not given stays as it is (at first: 2 workers, 2 GPUs each, the machine's mirror, all layers).
+        What is not given stays as it is (at first: 2 workers, 2 GPUs each, the machine's mirror, all layers);
+        with `fresh` all nodes are made anew.
         """
         host.require(self.paths.hybrid)
+        old = state.load(self.paths)
         if fresh:
             self.down()
+        elif old and layer_names is not None and set(layer_names) != set(old.layers):
+            raise InputError(f"--layers: the lab has {','.join(old.layers)}; --fresh makes it anew")
         with state.locked(self.paths.state):
-            spec = self._spec(workers, gpus, mirror, layer_names)
+            spec = self._spec(old, workers, gpus, mirror, layer_names)
             self._keys()
-            old = self.nodes
             self._remove_surplus(spec.nodes)
-            self.parallel(lambda node: self._make_node(spec, node, old.get(node.name)), spec.nodes)
+            before = {node.name: node for node in old.nodes} if old else {}
+            self.parallel(lambda node: self._make_node(spec, node, before.get(node.name)), spec.nodes)
             state.save(self.paths, spec)
             self._write_access(spec.nodes)
             self._ensure_network()
@@ -94,18 +98,18 @@ class Lab:
             others = [g.name for g in self.paths.cgroup.parent.glob("plab-*")]
             if others:
                 raise LabError(f"{self.cache}: other labs use it ({', '.join(others)}); take them down first")
-            shutil.rmtree(self.cache, ignore_errors=False)
+            shutil.rmtree(self.cache)
 
     def _spec(
-        self, workers: int | None, gpus: int | None, mirror: str | None, layer_names: Sequence[str] | None
+        self,
+        old: Spec | None,
+        workers: int | None,
+        gpus: int | None,
+        mirror: str | None,
+        layer_names: Sequence[str] | None,
     ) -> Spec:
         """What the lab should be: what was asked for now, else what it was, else the defaults."""
-        old = state.load(self.paths)
         recipe = layers.load_recipe()
-        if old and layer_names is not None and set(layer_names) != set(old.layers):
-            raise InputError(
-                f"--layers: this lab was made with {','.join(old.layers)}; --fresh makes it anew"
-            )
         if layer_names is None:
             layer_names = old.layers if old else [layer.name for layer in recipe.layers]
         recipe = recipe.select(layer_names)
@@ -129,15 +133,12 @@ class Lab:
         chosen: list[Node] = []
         for node in nodes:
             newest = (*layers.folder_names(recipe, recipe.stack(node.role)), shared)
-            there = before[node.name].layers if node.name in before else ()
-            if (
-                there
-                and self.paths.node(node.name).exists()
-                and all(path.is_dir() for path in self._folders(there))
-            ):
-                if there != newest:
+            has = before[node.name].layers if node.name in before else ()
+            kept = self.paths.node(node.name).exists() and all(path.is_dir() for path in self._folders(has))
+            if has and kept:
+                if has != newest:
                     self.progress.say(node.name, "keeps its older layers (--fresh makes it anew)")
-                chosen.append(replace(node, layers=there))
+                chosen.append(replace(node, layers=has))
                 continue
             layers.ensure(recipe, node.role, source, self.cache, self.paths.cgroup.parent, self.progress)
             chosen.append(replace(node, layers=newest))
@@ -146,7 +147,7 @@ class Lab:
     def _keys(self) -> None:
         """The key that all nodes accept."""
         if not self.paths.key.exists():
-            _make_key(self.paths.key, "provision-lab")
+            disk.make_key(self.paths.key, "provision-lab")
         self.paths.log.mkdir(exist_ok=True)
         (self.paths.state / "nodes").mkdir(exist_ok=True, mode=0o700)
 
@@ -166,42 +167,20 @@ class Lab:
         shutil.rmtree(self.paths.node(name))
 
     def _make_node(self, spec: Spec, node: Node, old: Node | None) -> None:
-        """The node's own folder: made whole under another name first, so that no half-made one is used."""
+        """Make the node's folder where it is missing, or change the one that is there."""
         folder = self.paths.node(node.name)
-        if folder.exists() and old is not None and old != node:
-            if old.layers != node.layers:
-                self.progress.say(node.name, "its layers are gone from the cache: made anew")
-                self._remove_node(node.name)
-            else:
-                self.power_off(node.name)
-                files.place(
-                    folder / "upper",
-                    self._lowers(node),
-                    {"etc/default/lab": files.File(f"GPUS={node.gpus}\n")},
-                )
+        if folder.exists() and old is not None and old.layers != node.layers:
+            self.progress.say(node.name, "its layers are gone from the cache: made anew")
+            self._remove_node(node.name)
         if folder.exists():
+            if old is not None and old.gpus != node.gpus:
+                self.power_off(node.name)
+                disk.set_gpus(self.paths, node, self._lowers(node))
             return
         cgroup.remove(self.paths.node_cgroup(node.name))  # may run without its folder: nothing of it is left
-        scratch = folder.with_name(f".{node.name}")
-        if scratch.exists():
-            shutil.rmtree(scratch)
-        for part in ("upper", "work", "root", "disk", "keys"):
-            (scratch / part).mkdir(parents=True)
-        (scratch / "upper").chmod(0o755)
-        (scratch / "kmsg").touch()
-        host_key = scratch / "keys/ssh_host_ed25519_key"
-        _make_key(host_key, node.name)
         recipe = layers.load_recipe().select(spec.layers)
-        own = files.node_files(
-            node,
-            uuid.uuid4().hex,
-            host_key.read_text(),
-            self.paths.key.with_suffix(".pub").read_text(),
-            files.apt_sources(Mirror(spec.mirror, spec.security), spec.suite, recipe.components),
-            layers.unique_files(recipe, node.role),
-        )
-        files.place(scratch / "upper", self._lowers(node), own)
-        scratch.rename(folder)
+        sources = files.apt_sources(Mirror(spec.mirror, spec.security), spec.suite, recipe.components)
+        disk.make(self.paths, node, self._lowers(node), sources, layers.unique_files(recipe, node.role))
         self.progress.say(node.name, "made")
 
     def _lowers(self, node: Node) -> list[Path]:
@@ -295,53 +274,14 @@ class Lab:
 
     def _power_on(self, node: Node) -> None:
         """Start the node's supervisor in a control group and a mount namespace of its own."""
-        folder = self.paths.node(node.name)
         group = self.paths.node_cgroup(node.name)
         cgroup.remove(group)
         cgroup.make(group)
         cgroup.delegate(group)
         cgroup.make(group / "supervisor")
-        machine = self.paths.namespace(node.name)
-        boot = {
-            "name": node.name,
-            "lowers": [str(lower) for lower in self._lowers(node)],
-            **{part: str(folder / part) for part in ("upper", "work", "root", "kmsg")},
-            "cgroup": str(self.paths.machine_cgroup(node.name)),
-            "netns": str(network.RUN / machine),
-            "environment": {
-                "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1",
-                "SYSTEMD_NSPAWN_API_VFS_WRITABLE": "network",
-            },
-            "command": [
-                *(
-                    "systemd-nspawn",
-                    "--quiet",
-                    "--boot",
-                    "--register=no",
-                    "--keep-unit",
-                    f"--directory={folder / 'root'}",
-                ),
-                *(
-                    f"--machine={machine}",
-                    f"--hostname={node.name}",
-                    f"--network-namespace-path={network.RUN / machine}",
-                ),
-                *("--resolv-conf=off", "--timezone=off", "--link-journal=no", "--console=pipe"),
-                *(f"--bind={folder / 'disk'}:/data", f"--bind={folder / 'kmsg'}:{files.KERNEL_MESSAGES}"),
-                "--bind=/dev/fuse",
-                "--capability=CAP_BPF,CAP_NET_ADMIN,CAP_PERFMON",
-                "--system-call-filter=bpf open_by_handle_at",
-            ],
-        }
-        state.write_json(folder / "boot.json", boot)
-        argv = [
-            "unshare",
-            "--mount",
-            sys.executable,
-            "-m",
-            "provision.lab.supervisor",
-            str(folder / "boot.json"),
-        ]
+        record = self.paths.node(node.name) / "boot.json"
+        state.write_json(record, disk.boot_record(self.paths, node, self._lowers(node)))
+        argv = ["unshare", "--mount", sys.executable, "-m", "provision.lab.supervisor", str(record)]
         with (self.paths.log / f"{node.name}.console").open("ab") as console:
             subprocess.run(
                 cgroup.detached(group / "supervisor", argv),
@@ -466,10 +406,6 @@ class Lab:
             raise unexpected[0]
         if failed:
             raise LabError("\n".join(failed))
-
-
-def _make_key(path: Path, comment: str) -> None:
-    execute(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", path])
 
 
 def _is_init(pid: int) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from provision.lab import host
-from provision.lab.command import InputError
+from provision.lab.command import InputError, LabError
 
 NETWORK = "10.77.0"
 NETWORK6 = "fd77:"
@@ -118,12 +118,14 @@ def python_environment() -> dict[str, str]:
 
 
 def load(paths: Paths) -> Spec | None:
-    """The lab's spec; None when there is no lab."""
+    """The lab's spec; None when there is no lab. Raises LabError for a file that is not one."""
     try:
-        text = paths.spec.read_text()
+        return decode(json.loads(paths.spec.read_text()))
     except FileNotFoundError:
         return None
-    return decode(json.loads(text))
+    except (ValueError, KeyError, TypeError) as error:
+        advice = "take the lab down with `provision lab down` and make it anew"
+        raise LabError(f"{paths.spec}: not what `lab up` wrote ({error!r}): {advice}") from error
 
 
 def save(paths: Paths, spec: Spec) -> None:

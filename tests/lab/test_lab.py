@@ -68,6 +68,12 @@ def boot_id(lab: Lab, node: str) -> str:
     return lab.run(node, "cat /proc/sys/kernel/random/boot_id").stdout.strip()
 
 
+def give_one_munge_key(lab: Lab) -> None:
+    for name in lab.nodes:
+        script = "systemctl stop munge; cat >/etc/munge/munge.key; systemctl start munge"
+        lab.inside(name, script, stdin="k" * 128)
+
+
 def until(condition: object, seconds: float = 20) -> None:
     """Wait for `condition()`."""
     assert callable(condition)
@@ -80,9 +86,8 @@ def until(condition: object, seconds: float = 20) -> None:
 def test_nodes_answer_as_ops_and_as_root_and_boot_without_failures(lab: Lab) -> None:
     for name in lab.nodes:
         assert lab.run(name, "sudo -n id -un", user="ops").stdout == "root\n"
-        assert lab.run(name, "hostname").stdout == f"{name}\n"
+        assert lab.run(name, "hostname; systemctl is-system-running").stdout == f"{name}\nrunning\n"
         assert lab.run(name, "systemctl --failed --no-legend").stdout == ""
-        assert lab.run(name, "systemctl is-system-running").stdout == "running\n"
         assert lab.state_of(name) == "running"
 
 
@@ -93,11 +98,11 @@ def test_nodes_reach_each_other_over_both_address_families(lab: Lab) -> None:
 
 
 def test_packages_that_come_with_the_lab_have_never_run(lab: Lab) -> None:
+    units = "munge slurmctld mariadb prometheus chrony"
     assert lab.run("lab-head", "dpkg -s slurmctld mariadb-server munge").returncode == 0
-    for unit in ("munge", "slurmctld", "mariadb", "prometheus", "chrony"):
-        assert lab.run("lab-head", f"systemctl is-enabled {unit}").stdout == "disabled\n"
-        assert lab.run("lab-head", f"systemctl is-active {unit}").stdout == "inactive\n"
-    keys = {lab.run(name, "sha256sum /etc/munge/munge.key").stdout for name in lab.nodes}
+    assert lab.run("lab-head", f"systemctl is-enabled {units}").stdout == "disabled\n" * 5
+    assert lab.run("lab-head", f"systemctl is-active {units}").stdout == "inactive\n" * 5
+    keys = {lab.inside(name, "sha256sum /etc/munge/munge.key") for name in lab.nodes}
     assert len(keys) == len(lab.nodes)
 
 
@@ -114,8 +119,8 @@ def test_gpus_are_device_nodes_and_limits_are_declared(lab: Lab) -> None:
     assert lab.run("lab-head", "ls /dev/nvidia*").returncode != 0
     declared = json.loads(lab.run("lab-gpu-1", "cat /etc/provision/limits.json").stdout)
     what = [limit["what"].partition(":") for limit in declared["limits"]]
-    for unit in (name for kind, _, name in what if kind == "unit"):
-        assert lab.run("lab-gpu-1", f"systemctl is-enabled {unit}").stdout == "masked\n"
+    units = [name for kind, _, name in what if kind == "unit"]
+    assert lab.run("lab-gpu-1", f"systemctl is-enabled {' '.join(units)}").stdout == "masked\n" * len(units)
     files = " ".join(f"/proc/sys/{name.replace('.', '/')}" for kind, _, name in what if kind == "sysctl")
     assert lab.run("lab-gpu-1", f"for file in {files}; do [ -w $file ] && echo $file; done").stdout == ""
 
@@ -335,10 +340,7 @@ def test_a_full_disk(lab: Lab) -> None:
 
 
 def test_a_clock_that_is_off(lab: Lab) -> None:
-    for name in lab.nodes:
-        lab.run(
-            name, "systemctl stop munge; cat >/etc/munge/munge.key; systemctl start munge", stdin="k" * 128
-        )
+    give_one_munge_key(lab)
     assert lab.run("lab-head", "unmunge", stdin=lab.run("lab-gpu-1", "munge -n").stdout).returncode == 0
     lab.fault("clock", "lab-gpu-1", by="10m")
     assert "Rewound" in lab.run("lab-head", "unmunge", stdin=lab.run("lab-gpu-1", "munge -n").stdout).stdout
@@ -347,10 +349,7 @@ def test_a_clock_that_is_off(lab: Lab) -> None:
 
 
 def test_a_wrong_munge_key(lab: Lab) -> None:
-    for name in lab.nodes:
-        lab.run(
-            name, "systemctl stop munge; cat >/etc/munge/munge.key; systemctl start munge", stdin="k" * 128
-        )
+    give_one_munge_key(lab)
     lab.fault("wrong-munge-key", "lab-gpu-1")
     assert "Invalid" in lab.run("lab-head", "unmunge", stdin=lab.run("lab-gpu-1", "munge -n").stdout).stderr
     lab.fault("wrong-munge-key", "lab-gpu-1", undo=True)
@@ -422,14 +421,14 @@ def test_slurm_isolates_gpus_with_cgroups(lab: Lab) -> None:
         "SelectType=select/cons_tres\nGresTypes=gpu\nReturnToService=2\nJobAcctGatherType=jobacct_gather/linux\n"
         "NodeName=lab-gpu-1 CPUs=1 Gres=gpu:2\nPartitionName=gpu Nodes=ALL Default=YES\n"
     )
+    give_one_munge_key(lab)
     for name in lab.nodes:
-        lab.run(
-            name, "systemctl stop munge; cat >/etc/munge/munge.key; systemctl start munge", stdin="k" * 128
+        lab.inside(name, "cat >/etc/hosts", stdin=hosts)
+        lab.inside(name, "mkdir -p /etc/slurm; cat >/etc/slurm/slurm.conf", stdin=slurm)
+        lab.inside(name, "cat >/etc/slurm/gres.conf", stdin="Name=gpu File=/dev/nvidia[0-1]\n")
+        lab.inside(
+            name, "cat >/etc/slurm/cgroup.conf", stdin="CgroupPlugin=cgroup/v2\nConstrainDevices=yes\n"
         )
-        lab.run(name, "cat >/etc/hosts", stdin=hosts)
-        lab.run(name, "mkdir -p /etc/slurm; cat >/etc/slurm/slurm.conf", stdin=slurm)
-        lab.run(name, "cat >/etc/slurm/gres.conf", stdin="Name=gpu File=/dev/nvidia[0-1]\n")
-        lab.run(name, "cat >/etc/slurm/cgroup.conf", stdin="CgroupPlugin=cgroup/v2\nConstrainDevices=yes\n")
     lab.run("lab-head", "install -d -o slurm /var/lib/slurm/slurmctld; systemctl restart slurmctld")
     lab.run("lab-gpu-1", "systemctl restart slurmd")
     until(lambda: lab.run("lab-head", "sinfo -h -o %T").stdout == "idle\n", 60)
