@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from typing import Any
 
 from pydantic import ValidationError
@@ -27,7 +28,13 @@ def inventory(site: Site) -> dict[str, Any]:
     return {
         "all": {
             "hosts": {node.name: host_variables(site, node) for node in site.nodes.values()},
-            "vars": {"provision_cluster": site.cluster, "provision_head": site.head.name},
+            "vars": {
+                "provision_cluster": site.cluster,
+                "provision_head": site.head.name,
+                "provision_site": str(site.path),
+                "provision_command": [sys.executable, "-m", "provision"],
+                "provision_scheduler": "slurm" if site.enabled("slurm") else None,
+            },
             "children": {name: {"hosts": {host: {} for host in hosts}} for name, hosts in members.items()},
         }
     }

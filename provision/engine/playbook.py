@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 from provision.engine.inventory import variables
 from provision.engine.leftovers import end_marked, end_on_nodes, remove_directory
-from provision.engine.playbook_worker import PlaybookJob
+from provision.engine.playbook_job import PlaybookJob
 from provision.report.model import Document, Finding, NodeResult, Verdict, worst
+from provision.site.hidden import SecretMissing
 from provision.site.models import Hook, Node, Site
 
 Event = dict[str, Any]
@@ -27,7 +28,7 @@ FORKS = 32  # nodes at a time; one costs a process on the controller
 
 
 class PlaybookError(Exception):
-    """The playbook cannot be run: not found, or not valid. Nothing was done on any node."""
+    """The playbook cannot be run: not found, not valid, a secret missing. Nothing was done on any node."""
 
 
 def find_playbook(site: Site, name: str | Path) -> Path:
@@ -43,11 +44,6 @@ def find_playbook(site: Site, name: str | Path) -> Path:
     raise PlaybookError(
         f"{name}: no such playbook, here or beside {site.path}; this project's own are: {known}"
     )
-
-
-def hooks_for(site: Site, component: str, when: Literal["before", "after"]) -> list[Hook]:
-    """The site file's hooks around `component`, in its order."""
-    return [hook for hook in site.file.hooks if getattr(hook, when) == component]
 
 
 def hook_nodes(site: Site, hook: Hook, nodes: Sequence[Node]) -> list[Node]:
@@ -102,11 +98,13 @@ def run_playbook(
     """Run `playbook` on `nodes`, all the others of the site being known to it.
 
     `extra` variables win over the site file's; `timeout` (seconds) is for the whole run. Ctrl-C cancels: nothing is
-    left running here or on the nodes. Raises PlaybookError where the playbook is not valid, SecretMissing where a
-    secret of the site file's variables is not there.
+    left running here or on the nodes. Raises PlaybookError where the playbook or its variables are not right.
     """
     started = time.monotonic()
-    variables(site)  # what is missing is said before anything begins
+    try:
+        variables(site)
+    except SecretMissing as error:
+        raise PlaybookError(str(error)) from None
     job = PlaybookJob(
         run=run,
         site=site,

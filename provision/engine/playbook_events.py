@@ -31,6 +31,8 @@ class Reader:
             case "playbook_on_play_start":
                 self.began = True
                 self.play = str(data.get("name") or data.get("play") or "play")
+            case "playbook_on_task_start" | "playbook_on_handler_task_start":
+                yield {"event": "note", "text": f"{self.play}: {_title(data)}"}
             case "playbook_on_no_hosts_matched":
                 yield {"event": "note", "text": f"{self.play}: no node of the site is meant"}
             case "runner_on_start":

@@ -16,8 +16,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,26 +24,11 @@ import ansible_runner
 from provision.engine.inventory import inventory, variables
 from provision.engine.leftovers import MARK, end_marked, end_on_nodes, private_directory
 from provision.engine.playbook_events import Reader, node_events
-from provision.site.models import Site
+from provision.engine.playbook_job import PlaybookJob
 
 _PROMPT = r"BECOME password.*:\s*$"
 _COLLECTIONS = Path(__file__).parent  # of ansible_collections
 _ROLES = Path(__file__).parents[2] / "roles"
-
-
-@dataclass(frozen=True)
-class PlaybookJob:
-    """One run of one playbook."""
-
-    run: str
-    site: Site
-    playbook: Path  # absolute
-    nodes: Sequence[str]
-    variables: dict[str, Any]  # win over the site file's
-    check: bool
-    timeout: int | None  # seconds
-    forks: int
-    sudo_password: str | None = field(default=None, repr=False)
 
 
 class Worker:

@@ -15,7 +15,7 @@ import pytest
 
 from provision.engine import leftovers, playbook
 from provision.engine.inventory import inventory, variables
-from provision.engine.playbook import PlaybookError, find_playbook, hook_nodes, hooks_for, run_playbook
+from provision.engine.playbook import PlaybookError, find_playbook, hook_nodes, run_playbook
 from provision.engine.playbook_events import Reader, explain, node_events
 from provision.report.model import Verdict
 from provision.site.hidden import SecretMissing
@@ -47,7 +47,13 @@ def test_the_inventory_has_a_group_for_each_group_and_role(tmp_path: Path) -> No
         "nodes6": ["s1"],
         "storage": ["s1"],
     }
-    assert everything["vars"] == {"provision_cluster": "tiny", "provision_head": "h1"}
+    assert everything["vars"] == {
+        "provision_cluster": "tiny",
+        "provision_head": "h1",
+        "provision_site": str(tmp_path / "tiny.yml"),
+        "provision_command": [sys.executable, "-m", "provision"],
+        "provision_scheduler": None,
+    }
 
 
 def test_nodes_are_reached_by_the_one_definition_of_a_connection(tmp_path: Path) -> None:
@@ -79,20 +85,16 @@ def test_a_secret_variable_that_is_not_there_is_named(tmp_path: Path, source: An
         variables(site)
 
 
-def test_hooks_stand_before_and_after_components_for_roles(tmp_path: Path) -> None:
+def test_hooks_are_for_nodes_of_their_roles(tmp_path: Path) -> None:
     hooks = [
         {"playbook": "a.yml", "before": "slurm", "roles": ["worker"]},
         {"playbook": "b.yml", "after": "slurm"},
-        {"playbook": "c.yml", "before": "slurm"},
     ]
     site = make_site(tmp_path, hooks=hooks)
-    assert [hook.playbook.name for hook in hooks_for(site, "slurm", "before")] == ["a.yml", "c.yml"]
-    (after,) = hooks_for(site, "slurm", "after")
-    assert hooks_for(site, "base", "after") == []
-    everyone = list(site.nodes.values())
-    assert hook_nodes(site, after, everyone) == everyone
-    (worker, _) = hooks_for(site, "slurm", "before")
-    assert [node.name for node in hook_nodes(site, worker, everyone)] == ["g1", "g2"]
+    workers, everyone = site.file.hooks
+    nodes = list(site.nodes.values())
+    assert [node.name for node in hook_nodes(site, workers, nodes)] == ["g1", "g2"]
+    assert hook_nodes(site, everyone, nodes) == nodes
 
 
 def test_playbooks_are_found_beside_the_site_file_and_by_name(tmp_path: Path) -> None:
@@ -308,7 +310,8 @@ def test_a_sudo_password_is_in_no_file_and_no_argument(tmp_path: Path) -> None:
     document, events = run_locally(
         tmp_path,
         f"    - name: Look\n      ansible.builtin.command: {sys.executable} {tmp_path}/look.py\n      register: found\n"
-        "    - name: Nowhere\n      ansible.builtin.assert: {that: \"found.stdout == '[]'\", fail_msg: '{{ found.stdout }}'}\n",
+        "    - name: Nowhere\n      ansible.builtin.assert: {that: \"found.stdout == '[]'\", "
+        "fail_msg: '{{ found.stdout }}'}\n",
         sudo_password="open-sesame",
     )
     assert document.verdict is Verdict.PASS, document.findings
