@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -24,8 +25,8 @@ def plots(details: Mapping[str, Any]) -> list[str]:
     if not isinstance(result, Mapping):
         return []
     bandwidth = _bandwidth(result.get("collectives") or [])
-    rates = [(row["rank"], row["tflops"]) for row in result.get("compute") or []]
-    losses = (result.get("training") or {}).get("losses") or []
+    rates = [(row["rank"], row["tflops"]) for row in result.get("compute") or [] if row.get("tflops")]
+    losses = [_number(loss) for loss in (result.get("training") or {}).get("losses") or []]
     drawn = []
     if bandwidth:
         drawn.append(_draw("Bus bandwidth of collectives", lambda axes: _draw_bandwidth(axes, bandwidth)))
@@ -43,6 +44,11 @@ def _bandwidth(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float,
         if row.get("busbw_gbs"):
             lines.setdefault(row["operation"], []).append((row["bytes"], row["busbw_gbs"]))
     return {operation: sorted(points) for operation, points in lines.items()}
+
+
+def _number(value: float | None) -> float:
+    """What was no number when it was measured is null in JSON: a gap in the line."""
+    return math.nan if value is None else value
 
 
 def _draw_bandwidth(axes: Axes, lines: Mapping[str, Sequence[tuple[float, float]]]) -> None:

@@ -307,6 +307,11 @@ class TestPlots:
         (loss,) = plots({"burnin": {"collectives": [], "compute": [], "training": {"losses": [2.0, 1.0]}}})
         assert "Training loss" in loss
 
+    def test_what_was_no_number_leaves_a_gap(self) -> None:
+        result = {"compute": [{"rank": 0, "tflops": None}], "training": {"losses": [2.0, None, 1.0]}}
+        (loss,) = plots({"burnin": result})
+        assert "Training loss" in loss
+
     def test_each_is_one_svg_element_in_the_pages_colour_and_the_same_each_time(self) -> None:
         drawn = plots({"burnin": BURNIN})
         assert drawn == plots({"burnin": BURNIN})
