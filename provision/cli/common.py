@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from importlib import import_module
 from typing import Annotated, NoReturn
 
 import typer
@@ -104,7 +103,9 @@ def answer(document: Document, as_json: bool) -> NoReturn:
     if as_json:
         print_json(document)
     else:
-        import_module("provision.report.terminal").show(document)
+        from provision.report import terminal
+
+        terminal.show(document)
     raise typer.Exit(document.exit_status)
 
 

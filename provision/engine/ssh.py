@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from provision.site.jumps import bare, below
 
 if TYPE_CHECKING:
     from provision.site.models import Node, Site
@@ -30,9 +31,9 @@ def ssh_options(site: Site, node: Node) -> list[str]:
         options["StrictHostKeyChecking"] = "accept-new"
     arguments = [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
     if access.ssh_config is not None:
-        arguments += ["-F", str(_below(site, access.ssh_config))]
+        arguments += ["-F", str(below(site, access.ssh_config))]
     if access.key is not None:
-        arguments += ["-i", str(_below(site, access.key)), "-o", "IdentitiesOnly=yes"]
+        arguments += ["-i", str(below(site, access.key)), "-o", "IdentitiesOnly=yes"]
     if access.jump is not None:
         arguments += ["-J", jump_chain(site, access.jump)]
     return arguments
@@ -50,8 +51,14 @@ def ssh_command(site: Site, node: Node, *remote: str) -> list[str]:
 
 
 def jump_chain(site: Site, jump: str) -> str:
-    """`jump` with names of the site's own nodes replaced by their addresses; several hops keep their order."""
+    """`jump` with names of the site's own nodes replaced by their addresses; several hops keep their order.
+
+    A first hop that is a node with a jump host of its own is reached through that one.
+    """
     hops = []
+    first = site.nodes.get(bare(jump.partition(",")[0].strip()))
+    if first is not None and first.access.jump is not None:
+        hops.append(jump_chain(site, first.access.jump))
     for hop in jump.split(","):
         user, at, host = hop.strip().rpartition("@")
         name, colon, port = host.partition(":") if host.count(":") == 1 else (host, "", "")
@@ -62,9 +69,3 @@ def jump_chain(site: Site, jump: str) -> str:
             colon, port = (colon, port) if port else (":", str(known.access.port))
         hops.append(f"{user}{at}{name}{colon}{port}")
     return ",".join(hops)
-
-
-def _below(site: Site, path: Path) -> Path:
-    """Paths in a site file are relative to the file, `~` is the admin's home."""
-    path = path.expanduser()
-    return path if path.is_absolute() else (site.directory / path).resolve()

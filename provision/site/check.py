@@ -130,6 +130,8 @@ def site_problems(site: Site) -> Iterator[Problem]:
     yield from _network_problems(site)
     yield from _access_problems(site)
     yield from _hook_problems(site)
+    if not site.with_role("head"):
+        return  # what components check is about a cluster that has one
     for component in SECTIONS:
         if site.enabled(component) and find_spec(f"provision.components.{component}.exports"):
             module = import_module(f"provision.components.{component}.exports")
@@ -378,7 +380,7 @@ def _access_problems(site: Site) -> Iterator[Problem]:
             if dotted(key) in reported:
                 continue
             reported.add(dotted(key))
-            if not file.is_file():
+            if not os.path.isfile(file):
                 yield Problem("access-file", key, shown(str(path)), f"a file at {file}", warning=True)
             elif not os.access(file, os.R_OK):
                 yield Problem("access-file", key, shown(str(path)), "a file that you may read", warning=True)
@@ -414,5 +416,5 @@ def _hook_problems(site: Site) -> Iterator[Problem]:
                 why = f"{component} is not part of this cluster, so that this hook never runs"
                 yield Problem("hook", (*key, when), shown(component), why=why, warning=True)
         playbook = below(site, hook.playbook)
-        if not playbook.is_file():
+        if not os.path.isfile(playbook):
             yield Problem("hook", (*key, "playbook"), shown(str(hook.playbook)), f"a playbook at {playbook}")

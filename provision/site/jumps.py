@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from paramiko import SSHConfig
-from paramiko.ssh_exception import ConfigParseError
-
-from provision.site.models import Node, Site
+if TYPE_CHECKING:
+    from provision.site.models import Node, Site
 
 
 class JumpError(ValueError):
@@ -63,8 +63,11 @@ def site_chain(site: Site, node: Node) -> list[str]:
 
 def config_jump(path: Path, host: str) -> str | None:
     """ProxyJump for `host` in the OpenSSH configuration at `path`; None where there is none or no file."""
-    if not path.is_file():
+    if not os.path.isfile(path):  # False for any text; Path.is_file raises for some
         return None
+    from paramiko import SSHConfig  # takes long to import, and few sites need it
+    from paramiko.ssh_exception import ConfigParseError
+
     try:
         found = SSHConfig.from_path(str(path)).lookup(host).get("proxyjump")
     except (ConfigParseError, OSError, UnicodeDecodeError) as error:
@@ -74,4 +77,4 @@ def config_jump(path: Path, host: str) -> str | None:
 
 def below(site: Site, path: Path) -> Path:
     """A path of the site file: relative to the file; `~` is the admin's home."""
-    return site.directory / path.expanduser()
+    return site.directory / os.path.expanduser(path)

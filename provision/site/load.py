@@ -13,7 +13,7 @@ from provision.site.check import ABSENT_HOSTS, ABSENT_ROLES, site_problems, stru
 from provision.site.document import Document, parse_document, read_document
 from provision.site.models import SECTIONS, Site, SiteFile
 from provision.site.problem import Key, Problem, SiteError, nearest, one_of, shown
-from provision.site.translate import child, translate
+from provision.site.translate import child, holds_model, translate
 
 SUFFIXES = (".yml", ".yaml")
 
@@ -141,7 +141,8 @@ def _doubtful(key: Key) -> frozenset[str]:
 
 def _name_empty_sections(data: dict[str, Any]) -> None:
     """`firewall:` with nothing after it names the component, with its defaults."""
-    for *above, last in SECTIONS.values():
+    sections = [(name,) for name, field in SiteFile.model_fields.items() if holds_model(field.annotation)]
+    for *above, last in [*sections, *SECTIONS.values()]:
         below: Any = data
         for part in above:
             below = below.get(part) if isinstance(below, dict) else None

@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 
 from provision.site.problem import Key, Problem, nearest, one_of, shown
 
-_SECRET = ("password", "secret", "token", "passphrase")
+_SECRET = ("password", "secret", "token", "passphrase", "webhook", "value")
 
 
 def translate(error: ValidationError, data: Any, model: type[BaseModel], base: Key = ()) -> list[Problem]:
@@ -123,6 +123,11 @@ def _models(kind: Any) -> Iterator[type[BaseModel]]:
     elif not isinstance(kind, type) and not _is_container(kind):
         for argument in get_args(kind):
             yield from _models(argument)
+
+
+def holds_model(kind: Any) -> bool:
+    """Whether a value of type `kind` may be a model."""
+    return next(_models(kind), None) is not None
 
 
 def _arguments(kind: Any) -> Iterator[Any]:
