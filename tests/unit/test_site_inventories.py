@@ -12,7 +12,9 @@ from provision.site.models import Gpu
 
 INVENTORIES = Path(__file__).parents[2] / "inventories"
 FILES = sorted(
-    path for path in INVENTORIES.rglob("*.yml") if not path.name.endswith(".lock.yml") and ".lab" not in path.parts
+    path
+    for path in INVENTORIES.rglob("*.yml")
+    if not path.name.endswith(".lock.yml") and ".lab" not in path.parts
 )
 
 
