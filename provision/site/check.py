@@ -6,7 +6,6 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from importlib.util import find_spec
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from pathlib import Path
 from typing import Any
@@ -133,7 +132,7 @@ def site_problems(site: Site) -> Iterator[Problem]:
     if not site.with_role("head"):
         return  # what components check is about a cluster that has one
     for component in SECTIONS:
-        if site.enabled(component) and find_spec(f"provision.components.{component}.exports"):
+        if site.enabled(component):
             module = import_module(f"provision.components.{component}.exports")
             if hasattr(module, "problems"):
                 yield from module.problems(site)

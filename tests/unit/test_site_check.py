@@ -11,9 +11,7 @@ import yaml
 
 from provision.site.check import address
 from provision.site.jumps import JumpError, chain, config_jump, site_chain
-from provision.site.kinds import Machine, kinds, mixed_group
 from provision.site.load import examine, load
-from provision.site.models import Gpu, Hardware
 from provision.site.names import cluster_fault, host_faults
 from provision.site.problem import Problem
 
@@ -315,26 +313,3 @@ def test_hooks(tmp_path: Path) -> None:
         "hooks[3].before": False,
         "hooks[4].before": True,
     }
-
-
-# Hardware
-
-
-def test_a_group_of_two_hardware_kinds_is_reported_with_a_table() -> None:
-    usual = Hardware(sockets=2, cores=32, threads=2, memory=1031513)
-    little = usual.model_copy(update={"memory": 515513})
-    eight, seven = Gpu(model="a100-80gb-sxm", count=8), Gpu(model="a100-80gb-sxm", count=7)
-    alike = {
-        "g-1": Machine(usual, eight),
-        "g-2": Machine(usual.model_copy(update={"memory": 1031500}), eight),
-    }
-    assert mixed_group("gpu", alike) is None
-    assert len(kinds(alike | {"g-3": Machine(little, eight), "g-4": Machine(usual, seven)})) == 3
-    finding = mixed_group("gpu", alike | {"g-3": Machine(little, eight)})
-    assert finding
-    assert finding.verdict == "warn"
-    assert finding.read == "2 hardware kinds"
-    assert finding.why == (
-        "g-[1-2]: 2 x 32 x 2 CPUs, 1031513 MiB, 8 a100-80gb-sxm\n"
-        "g-3: 2 x 32 x 2 CPUs, 515513 MiB, 8 a100-80gb-sxm"
-    )

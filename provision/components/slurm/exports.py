@@ -173,7 +173,7 @@ def mixed_groups(site: Site, lock: Lock) -> list[Finding]:
     """Groups whose nodes are not all alike, with what each kind has: a warning, since it may be meant so."""
     findings = []
     for group in site.file.groups:
-        members = {node.name for node in site.with_role("worker") if node.group == group}
+        members = {node.name for node in site.with_role("worker") if group in node.groups}
         mixed = [kind for kind in kinds(site, lock) if members & set(kind.names)]
         if len(mixed) > 1:
             table = "; ".join(
@@ -267,7 +267,7 @@ def partition_nodes(site: Site, partition: Partition) -> list[str]:
     return [
         node.name
         for node in site.with_role("worker")
-        if not partition.groups or node.group in partition.groups
+        if not partition.groups or not set(partition.groups).isdisjoint(node.groups)
     ]
 
 
@@ -476,7 +476,7 @@ def problems(site: Site) -> Iterator[Problem]:
             here = (*key, "partitions", index, "groups", at)
             if group not in site.file.groups:
                 yield Problem("unknown-group", here, read=group, expected="a group of `groups`")
-            elif not any(node.group == group for node in site.with_role("worker")):
+            elif not any(group in node.groups for node in site.with_role("worker")):
                 yield Problem(
                     "partition-without-workers", here, read=group, expected="a group with role worker"
                 )
