@@ -24,6 +24,7 @@ from provision.engine.plan import PlanError
 from provision.engine.progress import progress
 from provision.report import store
 from provision.report.model import Document, Finding, Verdict
+from provision.site.escrow import EscrowError
 from provision.site.models import Node, Site
 
 ComponentOption = Annotated[
@@ -100,7 +101,7 @@ def _converge(
     *,
     reboot: bool = True,
 ) -> Document:
-    password = ask_sudo_password(site, nodes)
+    password = ask_sudo_password(site, [*nodes, site.head])
     try:
         with progress(f"{verb} {site.cluster}", [node.name for node in nodes], quiet=as_json) as show:
             document = converge(
@@ -113,7 +114,7 @@ def _converge(
                 show=show,
                 reboot=reboot,
             )
-    except PlanError as error:
+    except (PlanError, EscrowError) as error:
         refuse(str(error))
     outside = stale_nodes(site, nodes) if len(nodes) < len(site.nodes) else []
     if outside:

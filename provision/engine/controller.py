@@ -5,6 +5,7 @@ Stays unpatched and typed; everything that touches pyinfra is in the workers.
 
 from __future__ import annotations
 
+import base64
 import getpass
 import json
 import os
@@ -28,6 +29,7 @@ from provision.engine.plan import make_plan
 from provision.engine.playbook import PlaybookError, find_playbook, run_playbook
 from provision.report.model import Document, Finding, NodeResult, Verdict, worst
 from provision.report.store import state_directory
+from provision.site import escrow
 from provision.site.lock import Lock, load_lock, save_lock
 from provision.site.models import Hardware, Node, Site
 
@@ -46,6 +48,7 @@ class Outcome:
     counts: dict[str, int] = field(default_factory=dict)  # outcome -> number of operations
     facts: dict[str, list[str]] = field(default_factory=dict)  # node -> fact commands read
     hardware: dict[str, Hardware] = field(default_factory=dict)
+    secrets: dict[str, bytes] = field(default_factory=dict, repr=False)
     interrupted: bool = False
 
     def take(self, event: Event) -> None:
@@ -106,7 +109,7 @@ def converge(
     reboot: bool = True,
     admitted: Collection[str] = (),
 ) -> Document:
-    """Plan (`forecast`) or apply the site on `nodes`. Raises PlanError before any node is touched.
+    """Plan (`forecast`) or apply the site on `nodes`. Raises PlanError or EscrowError before any node is touched.
 
     Every node converges by itself; what failed, and why, is in the document. Journaled, whatever happens.
     """
@@ -115,6 +118,7 @@ def converge(
     journal = Journal(state_directory(site))
     run, scope = new_run(), ",".join(sorted(components)) if components is not None else "*"
     lock = load_lock(site)
+    copy = escrow.load(site)
     job = Job(
         run=run,
         holder=holder(),
@@ -126,6 +130,7 @@ def converge(
         forecast=forecast,
         with_secrets=False,
         sudo_password=sudo_password,
+        escrow=copy,
         facts=journal.facts(scope),
         reboot=reboot,
         admitted=frozenset(admitted),
@@ -142,6 +147,8 @@ def converge(
             outcome.results.setdefault(name, ended)
         journal.remember_facts(scope, {node: facts for node, facts in outcome.facts.items() if facts})
         if not forecast:
+            if outcome.secrets:
+                escrow.save(site, {**copy, **outcome.secrets})
             _keep_hardware(site, lock, outcome.hardware)
             if components is None:
                 done = [name for name, result in outcome.results.items() if result.verdict.good]
@@ -218,6 +225,7 @@ class _Run:
                     self._hooks.setdefault(word["hook"], []).append((index, word["node"]))
                     self._hooks_since = self._hooks_since or time.monotonic()
                 elif "private" in event:
+                    self._keep_secrets(event["private"].get("secrets"))
                     self._tell(event["private"], [w for i, w in enumerate(self._workers) if i != index])
                 else:
                     self._take(event)
@@ -231,6 +239,11 @@ class _Run:
         self._pending.append((time.time(), event))
         self._outcome.take(event)
         self._show(event)
+
+    def _keep_secrets(self, secrets: object) -> None:
+        """Take in the head's secrets, for the copy beside the site file; they are never shown or journaled."""
+        if isinstance(secrets, dict):
+            self._outcome.secrets = {name: base64.b64decode(value) for name, value in secrets.items()}
 
     def _run_hooks(self) -> None:
         """Run the playbooks that nodes have come to, each once for all nodes that wait for it; tell their workers."""

@@ -28,6 +28,9 @@ class Job:
     forecast: bool
     with_secrets: bool  # this worker talks to the head for the secrets
     sudo_password: str | None = field(default=None, repr=False)
+    escrow: Mapping[str, bytes] = field(
+        default_factory=dict, repr=False
+    )  # secrets of the copy beside the site file
     facts: Mapping[str, Sequence[str]] = field(
         default_factory=dict
     )  # node -> fact commands read by its last run

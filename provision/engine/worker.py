@@ -368,11 +368,12 @@ class Worker:
         """Adopt what exists, make what does not; a plan makes nothing and shows what would be made."""
         wanted = registry.secrets(self.job.site)
         stored, adopted = headstate.read_secrets(shell, wanted)
-        secrets = {**adopted, **stored}
+        escrow = {name: value for name, value in self.job.escrow.items() if name in wanted}
+        secrets = {**escrow, **adopted, **stored}
         for name, secret in wanted.items():
             if name in stored:
                 continue
-            outcome = "adopted" if name in adopted else "made"
+            outcome = "adopted" if name in secrets else "made"
             secrets.setdefault(name, secret.make())
             self.emit({"event": "secret", "node": shell.name, "name": name, "outcome": outcome})
             if not self.job.forecast:
@@ -408,8 +409,7 @@ class Worker:
             if isinstance(secrets, str)
             else {k: base64.b64encode(v).decode() for k, v in secrets.items()}
         )
-        if len(self.job.all_nodes) > len(self.job.nodes):
-            self.emit({"private": {"secrets": word}})
+        self.emit({"private": {"secrets": word}})
 
 
 def _stage(step: Step) -> str:
