@@ -63,22 +63,35 @@ exit 1"""
 
 @step("head")
 def head(on: Context) -> None:
-    """The server's part, where the head is the server."""
-    _serve(on)
+    """The whole of storage on the head, where it is the server."""
+    if _serves(on):
+        _serve(on)
+        _mount_all(on)
 
 
 @step("storage")
 def storage(on: Context) -> None:
-    """The server's part, on a storage node."""
-    _serve(on)
+    """The same on a storage node."""
+    if _serves(on) and not on.node.has("head"):
+        _serve(on)
+        _mount_all(on)
 
 
 @step("*", after=[("storage", "head"), ("storage", "storage")])
 def client(on: Context) -> None:
-    """Mounts, and scratch."""
-    mounts = exports.mounts(on.site, on.node)
+    """Mounts and scratch, once the server has taken over what its own directories hold."""
+    if not _serves(on):
+        _mount_all(on)
+
+
+def _serves(on: Context) -> bool:
     serving = exports.server(on.site)
-    serves = serving is not None and serving.name == on.node.name
+    return serving is not None and serving.name == on.node.name
+
+
+def _mount_all(on: Context) -> None:
+    mounts = exports.mounts(on.site, on.node)
+    serves = _serves(on)
     for purpose in exports.client_packages(mounts):
         ops.packages(*on.profile.packages(purpose))
     for mounted in mounts:
@@ -97,9 +110,6 @@ def client(on: Context) -> None:
 
 
 def _serve(on: Context) -> None:
-    serving = exports.server(on.site)
-    if serving is None or serving.name != on.node.name:
-        return
     section = exports.settings(on.site, on.node)
     ops.directory(section.data)
     if section.provider == "nfs":
@@ -119,7 +129,7 @@ def _serve(on: Context) -> None:
             test=_GLUSTER_TEST.format(name=name, allow=quote(f"auth.allow: {clients}")),
             make=_GLUSTER_MAKE.format(
                 name=name,
-                brick=quote(f"{serving.name}:{exports.data_path(on.site, path)}"),
+                brick=quote(f"{on.node.name}:{exports.data_path(on.site, path)}"),
                 clients=quote(clients),
             ),
             requires="gluster",
