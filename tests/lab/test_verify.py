@@ -25,15 +25,18 @@ Verify = Callable[..., tuple[int, dict[str, Any]]]
 
 @pytest.fixture
 def site(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A site file that says how to reach the lab's nodes and names nothing to be installed."""
-    roles = {"head": ["head"], "worker": ["worker"]}
+    """A site file that says how to reach the lab's nodes and names every component."""
+    roles = {"head": ["head", "monitor"], "worker": ["worker"]}
     groups = {
         node.name: {"hosts": node.name, "addresses": node.address, "roles": roles[node.role]}
         for node in lab.nodes.values()
     }
     access = {"user": "ops", "ssh_config": str(lab.paths.ssh_config), "host_keys": "strict"}
     path = tmp_path / "lab.yml"
-    document = {"cluster": "lab", "access": access, "groups": groups, "scheduler": {"slurm": {}}}
+    components = {name: {} for name in ("ssh", "firewall", "time", "storage", "monitoring")}
+    networks = {"management": "10.77.0.0/24"}
+    document = {"cluster": "lab", "access": access, "groups": groups, "networks": networks, **components}
+    document["scheduler"] = {"slurm": {}}
     path.write_text(yaml.safe_dump(document, sort_keys=False))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return path
