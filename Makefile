@@ -84,7 +84,7 @@ lock: setup ## Renew requirements.lock (needs uv)
 
 .PHONY: lab-down
 lab-down: ## Remove the labs of this checkout; nothing of them stays
-	@for state in .lab .lab-test; do
+	@for state in .lab .lab-test .lab-benchmark; do
 	    if [ -d $$state ]; then $(PROVISION) lab down --state $$state; fi
 	done
 

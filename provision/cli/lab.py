@@ -100,7 +100,8 @@ def up(
         int | None, typer.Option(help="Simulated GPUs of each worker.", show_default="as it is; at first 2")
     ] = None,
     mirror: Annotated[
-        str | None, typer.Option(help="Debian archive to build from.", show_default="the machine's own")
+        str | None,
+        typer.Option(help="Debian archive to build from.", show_default="the machine's own, else Debian's"),
     ] = None,
     layers: Annotated[
         str | None,

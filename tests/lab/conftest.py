@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if Path(__file__).parent in item.path.parents:
                 item.add_marker(pytest.mark.skip(reason="a lab needs root on this machine"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_session_at_a_time() -> Iterator[None]:
+    """Tests on nodes of one checkout run one after another: a second session waits for the first."""
+    folder = os.open(Path(__file__).parent, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    yield
+    os.close(folder)
 
 
 @pytest.fixture(scope="session")
