@@ -45,19 +45,20 @@ def structure_problems(file: SiteFile) -> Iterator[Problem]:
         yield from _override_problems(
             file, ("groups", name), group, file.access.model_dump(exclude_unset=True)
         )
+    hosts = {name: _hosts(group) for name, group in file.groups.items()}
     for name, node in file.nodes.items():
         access = file.access.model_dump(exclude_unset=True)
-        for group in file.groups.values():
-            if _lists(group, name):
+        for group_name, group in file.groups.items():
+            if name in hosts[group_name]:
                 access = merge(access, group.access)
         yield from _override_problems(file, ("nodes", name), node, access)
 
 
-def _lists(group: Group, name: str) -> bool:
+def _hosts(group: Group) -> frozenset[str]:
     try:
-        return name in expand(group.hosts)
+        return frozenset(expand(group.hosts))
     except HostlistError:
-        return False
+        return frozenset()  # reported with its group
 
 
 def _host_list_problems(name: str, group: Group) -> Iterator[Problem]:
@@ -86,7 +87,8 @@ def _override_problems(
     file: SiteFile, at: Key, part: Group | NodeSettings, access: Mapping[str, Any]
 ) -> Iterator[Problem]:
     """Mistakes in the keys of `access` and `settings` that differ for a group or a node."""
-    yield from _validated(Access, access, part.access, (*at, "access"))
+    if part.access:
+        yield from _validated(Access, access, part.access, (*at, "access"))
     for component, values in part.settings.items():
         key = (*at, "settings", component)
         if component not in SECTIONS:
