@@ -166,6 +166,21 @@ def test_gpus_of_one_group_are_of_one_model(tmp_path: Path) -> None:
     assert (problem.rule, problem.warning) == ("mixed-gpu-counts", True)
 
 
+def test_a_time_zone_that_does_not_exist(tmp_path: Path) -> None:
+    problem = only(site_file(tmp_path, base={"timezone": "Europe/Zuerich"}))
+    assert (problem.subject, problem.nearest) == ("base.timezone", "Europe/Zurich")
+
+
+def test_components_check_their_own_part(tmp_path: Path) -> None:
+    users = {"ada": {"uid": 2001}, "emmy": {"uid": 2001}}
+    problem = only(site_file(tmp_path, base={"users": users}))
+    assert problem.subject == "base.users.emmy.uid"
+    slurm = {"partitions": [{"name": "train", "groups": ["gpus"]}]}
+    problem = only(site_file(tmp_path, scheduler={"slurm": slurm}))
+    assert problem.subject == "scheduler.slurm.partitions[0].groups[0]"
+    assert problem.nearest == "gpu"
+
+
 # Addresses
 
 

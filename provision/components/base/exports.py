@@ -8,12 +8,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from zoneinfo import available_timezones
 
 from provision.components.base.settings import BaseSettings
 from provision.engine import accounts
 from provision.engine.deploy import render
 from provision.report.model import Finding, Verdict
-from provision.site.problem import Problem
+from provision.site.problem import Problem, nearest, shown
 
 if TYPE_CHECKING:
     from provision.profiles import Distribution
@@ -310,6 +311,7 @@ def same_host(read: str, name: str) -> bool:
 def problems(site: Site) -> Iterator[Problem]:
     """What is wrong with base's part of the site file beyond single values."""
     base = _site_wide(site)
+    yield from _unknown_zone(base)
     yield from _equal_ids(base)
     yield from _missing_groups(base)
     yield from _overridden_accounts(site)
@@ -339,6 +341,19 @@ def problems(site: Site) -> Iterator[Problem]:
             yield Problem(
                 "host-twice", ("base", "hosts", name), read=name, why="is a node of the site already"
             )
+
+
+def _unknown_zone(base: BaseSettings) -> Iterator[Problem]:
+    """A time zone that this machine's list does not have; nothing where it has no list."""
+    zones = available_timezones()
+    if zones and base.timezone not in zones:
+        yield Problem(
+            "time-zone",
+            ("base", "timezone"),
+            read=shown(base.timezone),
+            expected="a time zone like Europe/Zurich",
+            nearest=nearest(base.timezone, zones),
+        )
 
 
 def _equal_ids(base: BaseSettings) -> Iterator[Problem]:

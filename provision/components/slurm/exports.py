@@ -16,7 +16,7 @@ from provision.components.storage import exports as storage
 from provision.engine.deploy import Secret, render
 from provision.report.model import Finding, Verdict
 from provision.site.hostlist import HostlistError, expand, fold
-from provision.site.problem import Problem
+from provision.site.problem import Problem, nearest
 
 if TYPE_CHECKING:
     from provision.profiles import Distribution
@@ -475,7 +475,8 @@ def problems(site: Site) -> Iterator[Problem]:
         for at, group in enumerate(partition.groups):
             here = (*key, "partitions", index, "groups", at)
             if group not in site.file.groups:
-                yield Problem("unknown-group", here, read=group, expected="a group of `groups`")
+                close = nearest(group, site.file.groups)
+                yield Problem("unknown-group", here, group, "a group of `groups`", nearest=close)
             elif not any(group in node.groups for node in site.with_role("worker")):
                 yield Problem(
                     "partition-without-workers", here, read=group, expected="a group with role worker"
