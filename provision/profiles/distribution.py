@@ -25,6 +25,11 @@ class Distribution(Settings):
         default_factory=dict
     )  # purpose -> path, "chrony.conf": "/etc/chrony/chrony.conf"
 
+    @property
+    def half_installs(self) -> bool:
+        """Whether a package can be left between two states: dpkg keeps such ones, rpm undoes them."""
+        return self.family == "debian"
+
     def packages(self, purpose: str) -> list[str]:
         """Packages for a purpose ("slurm-controller"). Raises UnsupportedDistribution where none are known."""
         if purpose not in self.package_sets:
