@@ -1,5 +1,6 @@
 """Data that differs by product, release or distribution, and its typed loaders."""
 
 from provision.profiles.distribution import Distribution, UnsupportedDistribution, distribution
+from provision.profiles.gpu import GpuProfile, gpu_profile
 
-__all__ = ["Distribution", "UnsupportedDistribution", "distribution"]
+__all__ = ["Distribution", "GpuProfile", "UnsupportedDistribution", "distribution", "gpu_profile"]

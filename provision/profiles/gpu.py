@@ -1,0 +1,53 @@
+"""What a GPU model should reach, as data."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import Literal
+
+import yaml
+from pydantic import Field
+
+from provision.site.base import Settings
+
+Measure = Literal["all_reduce_busbw_gbs", "matmul_bf16_tflops"]
+
+
+class Limit(Settings):
+    """The lowest acceptable number of one measure."""
+
+    measure: Measure
+    fail: float = Field(gt=0)  # below it a node fails
+    warn: float = Field(gt=0)  # below it a node warns
+    source: str = Field(min_length=10)  # where the numbers are from
+    nodes: int | None = Field(None, ge=1)  # None: any number
+    gpus: int | None = Field(None, ge=1)  # a node; None: any number
+    bytes: int = Field(0, ge=0)  # the smallest message that counts
+    nvls: bool | None = None  # whether the numbers hold with NVLink SHARP; None: does not matter
+
+
+class GpuProfile(Settings):
+    """One GPU model."""
+
+    name: str  # as a site file says it: "h100-sxm"
+    products: list[str] = Field(min_length=1)  # as the driver says it
+    limits: list[Limit]
+
+    def limit(self, measure: Measure, nodes: int, gpus: int) -> Limit | None:
+        """The limit of `measure` on `nodes` nodes with `gpus` GPUs each, None if no number is known."""
+        for limit in self.limits:
+            if limit.measure == measure and limit.nodes in (None, nodes) and limit.gpus in (None, gpus):
+                return limit
+        return None
+
+
+@cache
+def _all() -> list[GpuProfile]:
+    document = yaml.safe_load(files("provision.profiles").joinpath("gpus.yml").read_text())
+    return [GpuProfile.model_validate({"name": name, **value}) for name, value in document.items()]
+
+
+def gpu_profile(product_name: str) -> GpuProfile | None:
+    """The profile of the GPU that the driver calls `product_name`; None for a model without numbers."""
+    return next((profile for profile in _all() if product_name in profile.products), None)
