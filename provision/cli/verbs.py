@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from provision.cli import apply, check, import_, init, lab, report, run, verify
+from provision.cli import apply, burnin, check, import_, init, lab, report, run, verify
 
 
 def register(app: typer.Typer) -> None:
@@ -15,6 +15,7 @@ def register(app: typer.Typer) -> None:
     app.command("plan")(apply.plan)
     app.command("apply")(apply.apply)
     app.command("verify")(verify.verify)
+    app.command("burnin")(burnin.burnin)
     app.command("run")(run.run)
     app.command("report")(report.report)
     app.add_typer(lab.app, name="lab")

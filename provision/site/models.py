@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field, field_validator
 
+from provision.burnin.settings import BurninSettings
 from provision.components.base.settings import BaseSettings
 from provision.components.firewall.settings import FirewallSettings
 from provision.components.munge.settings import MungeSettings
@@ -132,6 +133,7 @@ class SiteFile(Settings):
     munge: MungeSettings | None = None  # implied by Slurm
     scheduler: Scheduler = Scheduler()
     monitoring: MonitoringSettings | None = None
+    burnin: BurninSettings = BurninSettings()
     hooks: list[Hook] = Field(default_factory=list)
     variables: dict[str, Any] = Field(default_factory=dict)  # handed to playbooks
 

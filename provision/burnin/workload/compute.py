@@ -12,7 +12,7 @@ from .document import RankLog
 from .group import Group
 
 WARM_UP = 3
-SIZES = {"cpu": (1024, torch.float32, 1e-4), "cuda": (8192, torch.bfloat16, 2e-2)}  # and tolerance
+SIZES = {"cpu": (256, torch.float32, 1e-4), "cuda": (8192, torch.bfloat16, 2e-2)}  # and tolerance
 
 
 def measure(group: Group, log: RankLog, device: Any, seconds: float) -> list[dict[str, Any]]:

@@ -203,7 +203,9 @@ class Run:
             "interface": interface,
             "gpu": _gpu(device) if device.type == "cuda" else None,
         }
-        self.log.progress(f"waiting for {place.world_size} ranks on {', '.join(place.nodes) or 'all nodes'}")
+        self.log.progress(
+            f"waiting for {_ranks(place.world_size)} on {', '.join(place.nodes) or 'all nodes'}"
+        )
         self.group = Group(
             place,
             self.given.get(place.master, place.master),
@@ -224,7 +226,7 @@ class Run:
                 device_id=device if device.type == "cuda" else None,
             )
         self.log.progress(
-            f"{place.world_size} ranks on {', '.join(self.document['nodes'])}: {backend} over {interface}"
+            f"{_ranks(place.world_size)} on {', '.join(self.document['nodes'])}: {backend} over {interface}"
         )
 
     def _measure(self) -> None:
@@ -302,3 +304,7 @@ def wrong_bits(document: dict[str, Any]) -> str:
     if any(not error <= trained["reference_tolerance"] for error in trained["reference_error"]):
         found.append("gradients that differ from those of one process")
     return ", ".join(found)
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"

@@ -20,7 +20,7 @@ from .collectives import flip_bit
 from .document import RankLog
 from .group import Group
 
-VOCABULARY, WIDTH, LAYERS, HEADS, SEQUENCE = 256, 128, 2, 4, 64
+VOCABULARY, WIDTH, LAYERS, HEADS, SEQUENCE = 128, 64, 2, 4, 32
 BATCH = 4  # sequences a rank
 STEPS = 40
 LEARNING_RATE = 3e-3

@@ -1,0 +1,385 @@
+"""Runs the burn-in as a Slurm job on nodes that no user can get at meanwhile.
+
+Order, so that a crash at any point leaves the nodes reserved or drained, never open by mistake:
+
+1. a reservation without end, for the burn-in's user alone, on nodes that are still drained;
+2. the drain that this tool made is taken back: only the burn-in's job can start there now;
+3. the job runs and is judged;
+4. nodes that must stay closed are drained again, and only then the reservation is deleted.
+
+What a crashed run left behind is found by the reservation's name and closed before anything else.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import secrets
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from shlex import join, quote
+
+from provision.components.slurm import acceptance
+from provision.components.slurm.exports import slurm_fold
+from provision.site.hostlist import expand
+
+RESERVATION = "provision-burnin"
+FINAL_STATES = frozenset(
+    (
+        "COMPLETED",
+        "FAILED",
+        "TIMEOUT",
+        "CANCELLED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "BOOT_FAIL",
+        "DEADLINE",
+        "PREEMPTED",
+        "REVOKED",
+    )
+)
+POLL_SECONDS = 2.0
+SLURM_SILENT_SECONDS = 120.0  # slurmctld may restart meanwhile
+CANCEL_SECONDS = 90.0  # KillWait (30 s by default) and the epilog
+_LOG_MARK = "@@ log"
+
+
+class LaunchError(Exception):
+    """The burn-in could not be run; the message says what the head answered, `advice` what to do."""
+
+    def __init__(self, message: str, advice: str | None = None) -> None:
+        super().__init__(message)
+        self.advice = advice
+
+
+class StillRunning(LaunchError):
+    """A cancelled job has not ended: its nodes must stay reserved."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that decides the batch script."""
+
+    nodes: tuple[str, ...]
+    gpus_per_node: int  # ranks on each node; 0: one rank on the CPU
+    minutes: int  # Slurm's time limit
+    directory: str  # this run's own folder, the same on the head and all nodes
+    python: str
+    reservation: str
+    partition: str
+    train_minutes: float = 0.0  # 0: as long as the level takes
+    level: str = "quick"
+    inject: str | None = None
+
+
+@dataclass(frozen=True)
+class JobState:
+    """A job as the scheduler has it."""
+
+    state: str
+    reason: str = ""
+
+    @property
+    def final(self) -> bool:
+        return self.state in FINAL_STATES or self == FORGOTTEN
+
+
+FORGOTTEN = JobState("FORGOTTEN", "Slurm no longer knows it and keeps no accounting")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a job left: its last state, the text of its result document if there is one, its folder."""
+
+    job: str
+    state: JobState
+    result: str | None
+    directory: str
+    log: list[str]
+
+
+def archive() -> bytes:
+    """The burn-in program as one file for any Python with torch: the same bytes for the same program."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as target:
+        sources = files("provision.burnin.workload")
+        for name in sorted(entry.name for entry in sources.iterdir() if entry.name.endswith(".py")):
+            target.writestr(zipfile.ZipInfo(f"workload/{name}"), sources.joinpath(name).read_bytes())
+        start = 'import runpy\nrunpy.run_module("workload", run_name="__main__")\n'
+        target.writestr(zipfile.ZipInfo("__main__.py"), start)
+    return buffer.getvalue()
+
+
+def batch_script(job: Job) -> str:
+    """The script that sbatch gets. Pure."""
+    ranks = max(1, job.gpus_per_node)
+    directives = [
+        f"--job-name={RESERVATION}",
+        f"--reservation={job.reservation}",
+        f"--partition={job.partition}",
+        f"--nodes={len(job.nodes)}",
+        f"--nodelist={slurm_fold(job.nodes)}",
+        f"--ntasks-per-node={ranks}",
+        *([f"--gpus-per-node={job.gpus_per_node}"] if job.gpus_per_node else []),
+        "--exclusive",
+        "--mem=0",
+        f"--time={job.minutes}",
+        "--no-requeue",
+        f"--output={job.directory}/job.log",
+        "--open-mode=append",
+    ]
+    arguments = [
+        "--out",
+        f"{job.directory}/result.json",
+        "--raw",
+        f"{job.directory}/ranks",
+        "--addresses",
+        f"{job.directory}/addresses.json",
+        "--device",
+        "cuda" if job.gpus_per_node else "cpu",
+        "--level",
+        job.level,
+        *(["--minutes", f"{job.train_minutes:g}"] if job.train_minutes else []),
+        *(["--inject", job.inject] if job.inject else []),
+    ]
+    lines = "".join(f"#SBATCH {directive}\n" for directive in directives)
+    # A rank that dies must not take the others with it: they write down which one it was. Without
+    # --cpus-per-task a step's tasks may get one CPU each.
+    return (
+        f"#!/bin/bash\n{lines}"
+        f"cpus=$((SLURM_CPUS_ON_NODE / {ranks}))\n"
+        "exec srun --kill-on-bad-exit=0 --wait=0 --distribution=block --mpi=none \\\n"
+        '  --cpus-per-task="$((cpus > 0 ? cpus : 1))" \\\n'
+        f"  {quote(job.python)} {quote(f'{job.directory}/burnin.pyz')} \\\n"
+        f"  {join(arguments)}\n"
+    )
+
+
+def parse_queue(text: str) -> JobState | None:
+    """From `squeue -h -t all -o '%T|%r'`; None where it lists nothing."""
+    line = next((line for line in text.splitlines() if line.strip()), None)
+    if line is None:
+        return None
+    state, _, reason = line.partition("|")
+    return JobState(state.strip(), "" if reason.strip() in ("None", "") else reason.strip())
+
+
+def parse_accounting(text: str) -> JobState | None:
+    """From `sacct -X -n -P -o State,ExitCode`; "CANCELLED by 0" is CANCELLED. None where it lists nothing."""
+    line = next((line for line in text.splitlines() if line.strip()), None)
+    if line is None:
+        return None
+    state, _, code = line.partition("|")
+    return JobState(state.split()[0], f"exit {code}" if code not in ("", "0:0") else "")
+
+
+def parse_reservations(text: str) -> dict[str, tuple[str, ...]]:
+    """Reservations of this tool and their nodes, from `scontrol show reservation -o`."""
+    found = {}
+    for line in text.splitlines():
+        fields = dict(re.findall(r"(\w+)=(\S*)", line))
+        name = fields.get("ReservationName", "")
+        if name.startswith(f"{RESERVATION}-"):
+            nodes = fields.get("Nodes", "")
+            found[name] = () if nodes in ("", "(null)") else tuple(expand(nodes))
+    return found
+
+
+def parse_partitions(text: str) -> dict[str, tuple[str, ...]]:
+    """Node -> its partitions, from `scontrol show node -o`."""
+    found: dict[str, tuple[str, ...]] = {}
+    for line in text.splitlines():
+        name, partitions = re.search(r"\bNodeName=(\S+)", line), re.search(r"\bPartitions=(\S+)", line)
+        if name:
+            found[name[1]] = tuple(partitions[1].split(",")) if partitions else ()
+    return found
+
+
+class Launcher:
+    """Burn-in jobs through the head's Slurm; `run` executes as root on the head."""
+
+    def __init__(
+        self,
+        run: acceptance.Run,
+        user: str,
+        progress: Callable[[str], None],
+        *,
+        stop: threading.Event,
+    ) -> None:
+        """`stop` asks to end: a flag, because an exception in mid-command would upset the shell behind `run`."""
+        self._run = run
+        self._user = user
+        self._progress = progress
+        self._stop = stop
+
+    def pause(self, seconds: float) -> None:
+        """Sleep; raises KeyboardInterrupt when asked to end."""
+        if self._stop.wait(seconds):
+            raise KeyboardInterrupt
+
+    # Nodes
+
+    def close_leftovers(self, nodes: Collection[str]) -> None:
+        """Drain what a crashed burn-in on any of `nodes` left reserved, then delete its reservation.
+
+        Raises LaunchError while a job still runs there: that is another burn-in.
+        """
+        leftovers = parse_reservations(self._ask("scontrol show reservation -o"))
+        for reservation, reserved in leftovers.items():
+            if not set(reserved) & set(nodes):
+                continue
+            running = self._ask(f"squeue -h -R {quote(reservation)} -o '%i %T'").split("\n")[0]
+            if running.strip():
+                raise LaunchError(
+                    f"another burn-in runs on {slurm_fold(reserved)}: job {running} in {reservation}",
+                    f"wait for it, or end it: scancel {running.split()[0]}",
+                )
+            self._progress(f"an earlier burn-in was interrupted on {slurm_fold(reserved)}: closing its nodes")
+            acceptance.quarantine(self._run, reserved, "burn-in was interrupted")
+            self._ask(f"scontrol delete ReservationName={quote(reservation)}")
+
+    def reserve(self, nodes: Sequence[str]) -> str:
+        """Keep `nodes` for the burn-in alone, without end; returns the reservation's name."""
+        name = f"{RESERVATION}-{secrets.token_hex(4)}"
+        self._ask(
+            f"scontrol create reservation ReservationName={name} StartTime=now Duration=UNLIMITED "
+            f"Users={quote(self._user)} Nodes={quote(slurm_fold(nodes))} Flags=IGNORE_JOBS"
+        )
+        return name
+
+    def release(self, reservation: str) -> None:
+        """Delete a reservation; its nodes are open to jobs from then on unless they are drained."""
+        self._ask(f"scontrol delete ReservationName={quote(reservation)}")
+
+    def partition(self, nodes: Sequence[str]) -> str:
+        """A partition that all `nodes` are in."""
+        of_node = parse_partitions(self._ask(f"scontrol show node -o {quote(slurm_fold(nodes))}"))
+        common = set.intersection(*(set(of_node.get(node, ())) for node in nodes))
+        if not common:
+            listed = "; ".join(f"{node}: {','.join(of_node.get(node, ())) or 'none'}" for node in nodes)
+            raise LaunchError(
+                f"no partition has all of {slurm_fold(nodes)} ({listed})",
+                "run the burn-in for the nodes of one partition at a time: --limit",
+            )
+        return min(common)
+
+    # Job
+
+    def prepare(self, root: str, addresses: Mapping[str, str]) -> str:
+        """Make this run's folder below `root` with the program in it; returns its path."""
+        name = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
+        directory = f"{root}/{name}"
+        self._ask(
+            f"set -e; mkdir -p {quote(root)}; "
+            f"install -d -m 700 -o {quote(self._user)} {quote(directory)} {quote(f'{directory}/ranks')}"
+        )
+        self._put(f"{directory}/burnin.pyz", archive())
+        self._put(f"{directory}/addresses.json", json.dumps(dict(addresses)).encode())
+        return directory
+
+    def submit(self, job: Job) -> str:
+        """Hand the job to Slurm; returns its number."""
+        command = f"cd {quote(job.directory)} && sbatch --parsable"
+        if self._user != "root":
+            command = f"cd {quote(job.directory)} && runuser -u {quote(self._user)} -- sbatch --parsable"
+        answer = self._run(command, stdin=batch_script(job).encode(), timeout=60)
+        number = answer.stdout.strip().split(";")[0]
+        if answer.rc != 0 or not number.isdigit():
+            said = (answer.stderr or answer.stdout).strip() or f"exit {answer.rc}"
+            advice = None
+            if "ccount" in said:
+                advice = f"give {self._user} an account: sacctmgr add user {self._user} account=NAME"
+            raise LaunchError(f"sbatch refused the burn-in: {said}", advice)
+        return number
+
+    def follow(self, number: str, job: Job, timeout: float) -> Outcome:
+        """Wait for the job's end, passing its lines on; cancels it after `timeout` seconds or when interrupted."""
+        try:
+            state, log = self._watch(number, job, timeout)
+        except BaseException:
+            self.cancel(number)
+            raise
+        answer = self._run(f"cat {quote(f'{job.directory}/result.json')}", timeout=60)
+        return Outcome(number, state, answer.stdout if answer.rc == 0 else None, job.directory, log)
+
+    def cancel(self, number: str) -> None:
+        """Cancel the job and see it gone."""
+        self._progress(f"cancelling job {number}")
+        self._ask(f"scancel {number}")
+        deadline = time.monotonic() + CANCEL_SECONDS
+        while True:
+            state = self._state(number)
+            if state is not None and state.final:
+                return
+            if time.monotonic() > deadline:
+                raise StillRunning(
+                    f"job {number} is still {state.state if state else 'unknown'} {CANCEL_SECONDS:.0f} s after scancel",
+                    f"look at slurmd on its nodes; the nodes stay reserved ({RESERVATION}-...)",
+                )
+            time.sleep(1.0)
+
+    def _watch(self, number: str, job: Job, timeout: float) -> tuple[JobState, list[str]]:
+        start = heard = time.monotonic()
+        log: list[str] = []
+        shown = ""
+        while True:
+            state = self._state(number, log, f"{job.directory}/job.log")
+            now = time.monotonic()
+            if state is not None:
+                heard = now
+                if state.final:
+                    self._state(number, log, f"{job.directory}/job.log")  # lines that came with the end
+                    return state, log
+                line = f"job {number} is {state.state.lower()}" + (
+                    f": {state.reason}" if state.reason else ""
+                )
+                if line != shown:
+                    self._progress(line)
+                    shown = line
+            if now - heard > SLURM_SILENT_SECONDS:
+                raise LaunchError(f"Slurm does not tell the state of job {number}", "is slurmctld running?")
+            if now - start > timeout:
+                what = f"{state.state.lower()} ({state.reason})" if state else "of unknown state"
+                raise LaunchError(
+                    f"job {number} was still {what} after {timeout:.0f} s",
+                    "other jobs on the nodes? see squeue; or allow more time: --timeout",
+                )
+            self.pause(POLL_SECONDS)
+
+    def _state(self, number: str, log: list[str] | None = None, path: str = "") -> JobState | None:
+        """The job's state, and the log's new whole lines; None when Slurm cannot tell at the moment."""
+        command = f"squeue -h -t all -j {number} -o '%T|%r'"
+        if log is not None:
+            start = len(log) + 1
+            command += (
+                f"; rc=$?; echo; echo '{_LOG_MARK}'; "
+                f"if [ -r {quote(path)} ]; then tail -n +{start} {quote(path)}; fi; exit $rc"
+            )
+        answer = self._run(command, timeout=60)
+        queue, _, text = answer.stdout.partition(f"{_LOG_MARK}\n")
+        if log is not None:
+            for line in text.split("\n")[:-1]:
+                log.append(line)
+                self._progress(line)
+        if answer.rc == 0 and (state := parse_queue(queue)) is not None:
+            return state
+        if answer.rc == 0 or "Invalid job id" in answer.stderr:
+            # slurmctld forgets finished jobs after MinJobAge
+            answer = self._run(f"sacct -X -n -P -j {number} -o State,ExitCode", timeout=60)
+            return (parse_accounting(answer.stdout) if answer.rc == 0 else None) or FORGOTTEN
+        return None
+
+    def _put(self, path: str, content: bytes) -> None:
+        self._ask(f"umask 022; cat > {quote(path)}", stdin=content)
+
+    def _ask(self, command: str, stdin: bytes | None = None) -> str:
+        answer = self._run(command, stdin=stdin, timeout=60)
+        if answer.rc != 0:
+            said = (answer.stderr or answer.stdout).strip() or f"exit {answer.rc}"
+            raise LaunchError(f"on the head: {command}: {said}")
+        return answer.stdout

@@ -1,0 +1,258 @@
+"""A burn-in from site to document: reserve, run, judge, then open or close the nodes."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from provision.burnin.judge import Expected, Judgement, judge
+from provision.burnin.launch import Job, Launcher, LaunchError, Outcome, StillRunning
+from provision.burnin.result import BurninResult, ResultError
+from provision.burnin.settings import BurninSettings
+from provision.components.slurm import acceptance
+from provision.components.slurm.exports import AWAITING, ours
+from provision.report.model import Document, NodeResult, Verdict, worst
+from provision.site.hostlist import fold
+from provision.site.models import Node, Site
+
+JOB_MINUTES = 15  # Slurm's limit for the level quick, which takes one or two; training longer comes on top
+WAIT_SECONDS = 900.0
+ANSWER_SECONDS = 60.0  # for a resumed node's slurmd
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to burn in."""
+
+    level: str = "quick"
+    minutes: float = 0.0  # train at least this long
+    admit: bool = False  # open the nodes that waited for acceptance and pass
+    inject: str | None = None  # a fault made on purpose, to see it found: "flip-bit:1"
+    wait: float = WAIT_SECONDS  # seconds for other jobs to leave the nodes
+
+
+def run_burnin(
+    site: Site,
+    nodes: Sequence[Node],
+    run: acceptance.Run,
+    options: Options,
+    *,
+    progress: Callable[[str], None],
+    stop: threading.Event,
+) -> Document:
+    """Burn in the workers among `nodes` through the Slurm of the head that `run` speaks to as root.
+
+    Nodes that fail are drained with the reason. Nodes that waited for acceptance are opened when they pass and
+    `options.admit` is set, else they wait on; nodes that were open before stay so unless they fail. Setting
+    `stop` cancels the job, puts the nodes back as they were and raises KeyboardInterrupt.
+    """
+    start = time.monotonic()
+    settings = site.file.burnin
+    launcher = Launcher(run, settings.user, progress, stop=stop)
+    burnin = _Burnin([node for node in nodes if node.has("worker")], run, launcher, settings, options)
+    try:
+        judgement = burnin.behind_reservation()
+    except (LaunchError, acceptance.SlurmError) as error:
+        judgement = _could_not_run(burnin.expected, error)
+    return Document(
+        verb="burnin",
+        site=site.cluster,
+        verdict=judgement.verdict,
+        seconds=round(time.monotonic() - start, 3),
+        nodes=judgement.nodes,
+        findings=judgement.findings,
+        details=burnin.details,
+    )
+
+
+def gpus_used(node: Node, settings: BurninSettings) -> int:
+    """How many GPUs of the node the burn-in uses, one rank each; 0: one rank on the CPU."""
+    return node.gpu.count if node.gpu and settings.device == "gpu" else 0
+
+
+def closing_reason(before: acceptance.NodeState, result: NodeResult, *, admit: bool) -> str | None:
+    """Why a node is drained after its burn-in; None: it is left as it is. Pure.
+
+    Unknown never opens a node, and never closes one that was open.
+    """
+    if result.verdict is Verdict.FAIL:
+        return f"burn-in failed: {result.reason}"
+    if not _closed_by_us(before):
+        return None
+    if not result.verdict.good:
+        return f"burn-in could not be told: {result.reason}"
+    return None if admit else AWAITING
+
+
+def _closed_by_us(state: acceptance.NodeState) -> bool:
+    return state.drained and ours(state.reason)
+
+
+@dataclass
+class _Burnin:
+    workers: Sequence[Node]
+    run: acceptance.Run
+    launcher: Launcher
+    settings: BurninSettings
+    options: Options
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def expected(self) -> dict[str, Expected]:
+        return {node.name: Expected(gpus_used(node, self.settings)) for node in self.workers}
+
+    def behind_reservation(self) -> Judgement:
+        """The order of `provision.burnin.launch`: no way out of here leaves a node open that was not."""
+        names = [node.name for node in self.workers]
+        self.launcher.close_leftovers(names)
+        before = acceptance.states(self.run)
+        known = [name for name in names if name in before]
+        left_out = {name: "slurmctld does not know it" for name in names if name not in before}
+        if not known:
+            return judge(None, self.expected, left_out=left_out)
+        reservation = self.launcher.reserve(known)
+        try:
+            left_out |= self._open(known)
+            usable = [node for node in self.workers if node.name not in left_out]
+            judgement = self._judge(self._jobs(usable, reservation), left_out)
+        except StillRunning:
+            raise  # the nodes stay reserved; the next burn-in or a person looks after them
+        except BaseException:
+            self._quarantine(
+                {name: before[name].reason or AWAITING for name in known if _closed_by_us(before[name])}
+            )
+            self.launcher.release(reservation)
+            raise
+        closing: dict[str, str] = {}
+        for name in known:
+            result = judgement.nodes[name]
+            reason = closing_reason(before[name], result, admit=self.options.admit)
+            if reason is not None:
+                closing[name] = reason
+            result.state = _state(result.verdict, opened=reason is None)
+        self._quarantine(closing)
+        self.launcher.release(reservation)
+        return judgement
+
+    def _open(self, names: Sequence[str]) -> dict[str, str]:
+        """Open nodes to the reservation's user; returns why the others stay closed.
+
+        A resumed node counts as not responding until slurmctld has asked its slurmd once more.
+        """
+        refused = acceptance.admit(self.run, names)
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while refused and time.monotonic() < deadline:
+            now = acceptance.states(self.run)
+            refused = {name: why for name, why in refused.items() if not now[name].usable}
+            if not any("NOT_RESPONDING" in now[name].flags and not now[name].drained for name in refused):
+                break
+            self.launcher.pause(1.0)
+        return refused
+
+    def _quarantine(self, reasons: Mapping[str, str]) -> None:
+        for reason in dict.fromkeys(reasons.values()):
+            acceptance.quarantine(self.run, [name for name in reasons if reasons[name] == reason], reason)
+
+    def _jobs(
+        self, nodes: Sequence[Node], reservation: str
+    ) -> Iterable[tuple[list[str], Outcome | LaunchError]]:
+        """One job for all nodes with the same number of GPUs: every node of a job runs as many ranks."""
+        for gpus in sorted({gpus_used(node, self.settings) for node in nodes}, reverse=True):
+            members = [node for node in nodes if gpus_used(node, self.settings) == gpus]
+            names = [node.name for node in members]
+            try:
+                yield names, self._job(members, gpus, reservation)
+            except StillRunning:
+                raise
+            except LaunchError as error:
+                yield names, error
+
+    def _job(self, nodes: Sequence[Node], gpus: int, reservation: str) -> Outcome:
+        names = tuple(node.name for node in nodes)
+        job = Job(
+            nodes=names,
+            gpus_per_node=gpus,
+            minutes=JOB_MINUTES + math.ceil(self.options.minutes),
+            directory=self.launcher.prepare(str(self.settings.directory), _addresses(nodes)),
+            python=self.settings.python,
+            reservation=reservation,
+            partition=self.launcher.partition(names),
+            train_minutes=self.options.minutes,
+            level=self.options.level,
+            inject=self.options.inject,
+        )
+        number = self.launcher.submit(job)
+        return self.launcher.follow(number, job, self.options.wait + 60 * job.minutes)
+
+    def _judge(
+        self, jobs: Iterable[tuple[list[str], Outcome | LaunchError]], left_out: Mapping[str, str]
+    ) -> Judgement:
+        expected = self.expected
+        parts = [judge(None, {name: expected[name] for name in left_out}, left_out=left_out)]
+        runs = self.details.setdefault("runs", [])
+        for names, outcome in jobs:
+            part = {name: expected[name] for name in names}
+            if isinstance(outcome, LaunchError):
+                parts.append(_could_not_run(part, outcome))
+                continue
+            runs.append({"job": outcome.job, "nodes": fold(names), "directory": outcome.directory})
+            result, why = _read(outcome)
+            if result is not None and outcome.result is not None:
+                self.details.setdefault("burnin", json.loads(outcome.result))
+            source = f"{outcome.directory}/result.json"
+            parts.append(judge(result, part, limits=self.settings.limits, why_no_result=why, source=source))
+        nodes = {name: part.nodes[name] for name in expected for part in parts if name in part.nodes}
+        findings = [finding for part in parts for finding in part.findings]
+        return Judgement(worst(node.verdict for node in nodes.values()), nodes, findings)
+
+
+def _state(verdict: Verdict, *, opened: bool) -> str | None:
+    """The acceptance state that follows from a burn-in."""
+    if verdict is Verdict.FAIL:
+        return "quarantined"
+    if not verdict.good:
+        return None
+    return "admitted" if opened else "burned-in"
+
+
+def _read(outcome: Outcome) -> tuple[BurninResult | None, str]:
+    """The job's result, or why there is none."""
+    ended = f"job {outcome.job} ended as {outcome.state.state}"
+    if outcome.state.reason:
+        ended += f" ({outcome.state.reason})"
+    if outcome.result is not None:
+        try:
+            return BurninResult.parse(outcome.result, f"{outcome.directory}/result.json"), ""
+        except ResultError as error:
+            return None, f"{ended}; {error}"
+    if outcome.log:
+        return None, f"{ended} without a result; its last line: {outcome.log[-1]}"
+    return None, (
+        f"{ended} and wrote nothing to {outcome.directory}/job.log: is it the same folder on all nodes, and may "
+        "burnin.user write there? (NFS takes root's rights away)"
+    )
+
+
+def _could_not_run(expected: Mapping[str, Expected], error: Exception) -> Judgement:
+    judgement = judge(None, expected, why_no_result=str(error))
+    if isinstance(error, LaunchError):
+        for finding in judgement.findings:
+            finding.action = error.advice
+    return judgement
+
+
+def _addresses(nodes: Iterable[Node]) -> dict[str, str]:
+    """The nodes' addresses as far as the site file has them; names are left to the nodes' own resolver."""
+    found: dict[str, str] = {}
+    for node in nodes:
+        try:
+            found[node.name] = str(ipaddress.ip_address(node.address or ""))
+        except ValueError:
+            continue
+    return found

@@ -1,0 +1,102 @@
+"""`provision burnin SITE`: prove nodes under load; nodes that fail are kept out."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from provision.burnin.local import NoTorchError, find_interpreter, run_local
+from provision.burnin.run import WAIT_SECONDS, Options, run_burnin
+from provision.cli.common import (
+    JsonOption,
+    LimitOption,
+    answer,
+    ask_sudo_password,
+    limited,
+    open_site,
+    refuse,
+)
+from provision.engine.remote import RemoteError, connect
+from provision.report import store
+
+INTERRUPTED = 130
+
+
+def burnin(
+    site_name: Annotated[
+        str | None, typer.Argument(metavar="[SITE]", help="A site file, or the name of one in inventories/.")
+    ] = None,
+    limit: LimitOption = None,
+    minutes: Annotated[float, typer.Option(min=0, help="Train for at least this long.")] = 0.0,
+    level: Annotated[str, typer.Option(help="How much: quick.")] = "quick",
+    local: Annotated[bool, typer.Option("--local", help="This machine alone, without a site file.")] = False,
+    python: Annotated[str | None, typer.Option(help="With --local: a Python that has PyTorch.")] = None,
+    wait: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=1, help="Wait this long for other jobs.")
+    ] = WAIT_SECONDS,
+    as_json: JsonOption = False,
+) -> None:
+    """Run collectives, matrix products and a training job, check every result, judge every node.
+
+    Nodes that fail are drained with the reason; users' jobs cannot start on a node while it is tried. Ctrl-C
+    cancels the job and puts the nodes back as they were.
+
+    Example: provision burnin inventories/atlas.yml --limit atlas-gpu-[001-004]
+    """
+    if level != "quick":
+        refuse(f"--level {level}: known is quick")
+    if local == (site_name is not None):
+        refuse("name a SITE, or give --local for this machine alone")
+    if local:
+        _local(python, minutes, level, as_json)
+    assert site_name is not None
+    site = open_site(site_name, "burnin", as_json)
+    nodes = limited(site, limit)
+    if not any(node.has("worker") for node in nodes):
+        refuse(f"--limit {limit}: no worker among {', '.join(node.name for node in nodes)}")
+    password = ask_sudo_password(site, [site.head])
+    stop = threading.Event()
+    signal.signal(signal.SIGINT, lambda number, frame: stop.set())
+    try:
+        shell = connect(site, site.head, sudo_password=password)
+        document = run_burnin(
+            site,
+            nodes,
+            shell.run,
+            Options(level=level, minutes=minutes, wait=wait),
+            progress=_progress,
+            stop=stop,
+        )
+    except RemoteError as error:
+        _progress(f"error: {error}" + (f"; {error.advice}" if error.advice else ""))
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    store.save(document, site)
+    answer(document, as_json)
+
+
+def _local(python: str | None, minutes: float, level: str, as_json: bool) -> None:
+    try:
+        interpreter = find_interpreter([python] if python else [sys.executable, "python3"])
+    except NoTorchError as error:
+        refuse(str(error))
+    directory = Path(tempfile.mkdtemp(prefix="provision-burnin-"))
+    _progress(
+        f"PyTorch {interpreter.torch}, {interpreter.gpus} GPUs, by {interpreter.path}; files in {directory}"
+    )
+    try:
+        document = run_local(interpreter, directory, minutes=minutes, level=level, progress=_progress)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    answer(document, as_json)
+
+
+def _progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

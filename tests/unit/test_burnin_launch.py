@@ -1,0 +1,109 @@
+"""The burn-in job as Slurm gets it, and what is read from Slurm's answers."""
+
+import io
+import zipfile
+
+from provision.burnin.launch import (
+    FORGOTTEN,
+    Job,
+    JobState,
+    archive,
+    batch_script,
+    parse_accounting,
+    parse_partitions,
+    parse_queue,
+    parse_reservations,
+)
+
+JOB = Job(
+    nodes=("gpu-2", "gpu-1"),
+    gpus_per_node=8,
+    minutes=15,
+    directory="/shared/burnin/run-1",
+    python="/opt/torch/bin/python3",
+    reservation="provision-burnin-1a2b",
+    partition="train",
+)
+SCRIPT = """\
+#!/bin/bash
+#SBATCH --job-name=provision-burnin
+#SBATCH --reservation=provision-burnin-1a2b
+#SBATCH --partition=train
+#SBATCH --nodes=2
+#SBATCH --nodelist=gpu-[1-2]
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-node=8
+#SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --time=15
+#SBATCH --no-requeue
+#SBATCH --output=/shared/burnin/run-1/job.log
+#SBATCH --open-mode=append
+cpus=$((SLURM_CPUS_ON_NODE / 8))
+exec srun --kill-on-bad-exit=0 --wait=0 --distribution=block --mpi=none \\
+  --cpus-per-task="$((cpus > 0 ? cpus : 1))" \\
+  /opt/torch/bin/python3 /shared/burnin/run-1/burnin.pyz \\
+  --out /shared/burnin/run-1/result.json --raw /shared/burnin/run-1/ranks \
+--addresses /shared/burnin/run-1/addresses.json --device cuda --level quick
+"""
+
+
+def test_the_batch_script_asks_for_whole_nodes_and_one_rank_a_gpu():
+    assert batch_script(JOB) == SCRIPT
+
+
+def test_without_gpus_there_is_one_rank_a_node_on_the_cpu():
+    script = batch_script(
+        Job(**{**vars(JOB), "gpus_per_node": 0, "train_minutes": 2.5, "inject": "flip-bit:1"})
+    )
+    assert "gpus-per-node" not in script
+    assert "--ntasks-per-node=1\n" in script
+    assert "--device cpu --level quick --minutes 2.5 --inject flip-bit:1\n" in script
+
+
+def test_what_a_shell_would_take_apart_is_quoted():
+    script = batch_script(Job(**{**vars(JOB), "python": "/opt/my torch/python"}))
+    assert "  '/opt/my torch/python' /shared" in script
+
+
+def test_the_archive_is_the_same_for_the_same_program_and_runs_by_itself():
+    assert archive() == archive()
+    names = zipfile.ZipFile(io.BytesIO(archive())).namelist()
+    assert "__main__.py" in names
+    assert "workload/training.py" in names
+
+
+def test_squeue_gives_state_and_reason():
+    assert parse_queue("PENDING|Resources\n") == JobState("PENDING", "Resources")
+    assert parse_queue("\nRUNNING|None\n") == JobState("RUNNING", "")
+    assert parse_queue("\n") is None
+
+
+def test_states_that_a_job_never_leaves_are_final():
+    assert JobState("NODE_FAIL").final
+    assert FORGOTTEN.final
+    assert not JobState("COMPLETING").final
+
+
+def test_sacct_gives_the_state_without_who_cancelled():
+    assert parse_accounting("CANCELLED by 0|0:15\n") == JobState("CANCELLED", "exit 0:15")
+    assert parse_accounting("COMPLETED|0:0\n") == JobState("COMPLETED", "")
+    assert parse_accounting("") is None
+
+
+def test_only_our_own_reservations_are_found():
+    text = (
+        "ReservationName=provision-burnin-1a StartTime=2026-01-01T00:00:00 Nodes=gpu-[1-2] NodeCnt=2 Users=root\n"
+        "ReservationName=class StartTime=2026-01-01T00:00:00 Nodes=gpu-3 NodeCnt=1 Users=alice\n"
+        "ReservationName=provision-burnin-2b Nodes=(null) NodeCnt=0\n"
+    )
+    assert parse_reservations(text) == {"provision-burnin-1a": ("gpu-1", "gpu-2"), "provision-burnin-2b": ()}
+    assert parse_reservations("No reservations in the system\n") == {}
+
+
+def test_partitions_of_each_node():
+    text = (
+        "NodeName=gpu-1 Arch=x86_64 State=IDLE+DRAIN Partitions=train,debug BootTime=x Reason=provision: a=b\n"
+        "NodeName=gpu-2 State=DOWN Reason=x\n"
+    )
+    assert parse_partitions(text) == {"gpu-1": ("train", "debug"), "gpu-2": ()}
