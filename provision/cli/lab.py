@@ -88,6 +88,18 @@ def working(state: Path | None) -> Iterator[Lab]:
         raise typer.Exit(130) from None
 
 
+def answer(verb: str, started: float, names: list[str], json: bool, text: str) -> None:
+    """Say that `verb` has done its work on the nodes `names`: one JSON document, or `text`."""
+    document = Document(
+        verb=f"lab {verb}",
+        site="lab",
+        verdict=Verdict.PASS,
+        seconds=round(time.monotonic() - started, 1),
+        nodes={name: NodeResult(verdict=Verdict.PASS) for name in names},
+    )
+    typer.echo(document.model_dump_json(indent=2) if json else text)
+
+
 @app.command(
     epilog="Example: [bold]provision lab up --workers 6[/bold]"
     " · then [bold]provision up inventories/lab.yml[/bold]"
@@ -119,16 +131,9 @@ def up(
         lab.up(workers, gpus, mirror, layers.split(",") if layers else None, fresh)
         names = list(lab.nodes)
         config = lab.paths.ssh_config
-    seconds = round(time.monotonic() - started, 1)
-    if json:
-        nodes = {name: NodeResult(verdict=Verdict.PASS) for name in names}
-        typer.echo(
-            Document(
-                verb="lab up", site="lab", verdict=Verdict.PASS, seconds=seconds, nodes=nodes
-            ).model_dump_json(indent=2)
-        )
-    else:
-        typer.echo(f"lab is up: {len(names)} nodes answer ssh after {seconds} s (ssh -F {config} {names[0]})")
+    seconds = time.monotonic() - started
+    text = f"lab is up: {len(names)} nodes answer ssh after {seconds:.1f} s (ssh -F {config} {names[0]})"
+    answer("up", started, names, json, text)
 
 
 @app.command(epilog="Example: [bold]provision lab down[/bold]")
@@ -137,11 +142,13 @@ def down(
         bool, typer.Option(help="Remove the machine's cache of layers and packages as well.")
     ] = False,
     state: State = None,
+    json: Json = False,
 ) -> None:
     """Remove the lab: processes, network, files. Nothing of it stays on this machine."""
+    started = time.monotonic()
     with working(state) as lab:
         lab.down(cache)
-    typer.echo("lab is down")
+    answer("down", started, [], json, "lab is down")
 
 
 @app.command(epilog="Example: [bold]provision lab status --json[/bold]")
@@ -222,28 +229,38 @@ def fault(
     xid: Annotated[int | None, typer.Option(help="NVIDIA error number.", show_default=False)] = None,
     gpu: Annotated[int | None, typer.Option(help="Index of the GPU.", show_default=False)] = None,
     state: State = None,
+    json: Json = False,
 ) -> None:
+    started = time.monotonic()
     given = {"path": path, "by": by, "seconds": seconds, "package": package, "xid": xid, "gpu": gpu}
     with working(state) as lab:
         lab.fault(kind, node, undo, **{name: value for name, value in given.items() if value is not None})
-    typer.echo(f"{node}: {kind} {'undone' if undo else 'done'}")
+    answer("fault", started, [node], json, f"{node}: {kind} {'undone' if undo else 'done'}")
 
 
 @app.command(epilog="Example: [bold]provision lab snapshot clean[/bold]")
 def snapshot(
-    name: Annotated[str, typer.Argument(help="Name to keep the disks under.")], state: State = None
+    name: Annotated[str, typer.Argument(help="Name to keep the disks under.")],
+    state: State = None,
+    json: Json = False,
 ) -> None:
     """Keep the disks of all nodes under a name; the nodes are shut down for it and started again."""
+    started = time.monotonic()
     with working(state) as lab:
         lab.snapshot(name)
-    typer.echo(f"snapshot {name} taken")
+        names = list(lab.nodes)
+    answer("snapshot", started, names, json, f"snapshot {name} taken")
 
 
 @app.command(epilog="Example: [bold]provision lab restore clean[/bold]")
 def restore(
-    name: Annotated[str, typer.Argument(help="A snapshot that was taken.")], state: State = None
+    name: Annotated[str, typer.Argument(help="A snapshot that was taken.")],
+    state: State = None,
+    json: Json = False,
 ) -> None:
     """Put the disks of all nodes back as a snapshot has them, and boot from them."""
+    started = time.monotonic()
     with working(state) as lab:
         lab.restore(name)
-    typer.echo(f"snapshot {name} restored")
+        names = list(lab.nodes)
+    answer("restore", started, names, json, f"snapshot {name} restored")
