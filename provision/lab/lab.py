@@ -21,8 +21,8 @@ from provision.lab.host import Mirror
 from provision.lab.progress import Progress
 from provision.lab.state import NETWORK, PROXY_PORT, Node, Paths, Spec
 
-BOOT_TIMEOUT = 60.0
-SHUTDOWN_TIMEOUT = 30.0
+BOOT_TIMEOUT = 180.0  # an upper bound for busy machines: a node that stops is noticed at once
+SHUTDOWN_TIMEOUT = 90.0
 MACHINES = Path("/run/systemd/nspawn/propagate")  # systemd-nspawn leaves a folder a container there
 ROOT_ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root"}
 
