@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from provision.components import registry
 from provision.components.base import checks, exports
 from provision.components.base.settings import BaseSettings
+from provision.profiles import distribution
 from provision.report.model import Verdict
+from provision.site.lock import Lock
 from provision.site.models import Site, SiteFile
+from provision.verify.check import Found, Target
 
 # ssh-ed25519 with an all-zero key: public, and nobody's
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA ada@desk"
@@ -361,3 +366,79 @@ def test_kernel_parameters_are_compared_with_single_spaces() -> None:
     assert checks.parse_sysctl("net.ipv4.tcp_rmem = 4096\t131072\t6291456\n") == {
         "net.ipv4.tcp_rmem": "4096 131072 6291456"
     }
+
+
+# Checks whose subject a container cannot change: no lab test can break them
+
+
+@dataclass(frozen=True)
+class Answer:
+    rc: int = 0
+    stdout: str = ""
+    stderr: str = ""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A node that gives one answer."""
+
+    answer: Answer
+
+    def run(self, command: str) -> Answer:
+        return self.answer
+
+
+def found(tmp_path: Path, name: str, answer: Answer, limits: dict[str, str] | None = None) -> Found:
+    site = make_site(tmp_path, {"swap": "off"})
+    (check,) = (check for check in registry.checks("base") if check.name == name)
+    at = Target(
+        site,
+        site.head,
+        "base",
+        Lock(),
+        distribution("debian", "13"),
+        Host(answer),
+        limits or {},
+        lambda _: None,
+    )
+    return check.run(at)
+
+
+SWAPS = "Filename\tType\tSize\tUsed\tPriority\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "verdict", "read"),
+    [
+        ("swap-off", Answer(stdout=SWAPS), Verdict.PASS, "none"),
+        ("swap-off", Answer(stdout=f"{SWAPS}/dev/sda3 partition 9 0 -2\n"), Verdict.FAIL, "/dev/sda3"),
+        ("swap-off", Answer(1, stderr="cat: /proc/swaps: Permission denied"), Verdict.UNKNOWN, None),
+        ("governor", Answer(stdout="performance\nperformance\n"), Verdict.PASS, "performance"),
+        ("governor", Answer(stdout="performance\npowersave\n"), Verdict.FAIL, "performance, powersave"),
+        ("governor", Answer(stdout=""), Verdict.SKIP, None),
+        ("governor", Answer(1, stderr="cat: Input/output error"), Verdict.UNKNOWN, None),
+        (
+            "user-limits",
+            Answer(stdout="unlimited\n131072\n"),
+            Verdict.PASS,
+            "memlock unlimited, nofile 131072",
+        ),
+        ("user-limits", Answer(stdout="8192\n131072\n"), Verdict.FAIL, "memlock 8192, nofile 131072"),
+        ("user-limits", Answer(127, stderr="sh: runuser: not found"), Verdict.UNKNOWN, None),
+    ],
+)
+def test_swap_governor_and_limits(
+    tmp_path: Path, name: str, answer: Answer, verdict: Verdict, read: str | None
+) -> None:
+    result = found(tmp_path, name, answer)
+    assert (result.verdict, result.read) == (verdict, read)
+    if verdict is Verdict.UNKNOWN:
+        assert result.why == answer.stderr
+
+
+def test_a_limit_that_the_node_cannot_set_is_left_out(tmp_path: Path) -> None:
+    answer = Answer(stdout="8192\n131072\n")
+    one = found(tmp_path, "user-limits", answer, {"rlimit:memlock": "started with less"})
+    assert (one.verdict, one.read) == (Verdict.PASS, "nofile 131072")
+    none = found(tmp_path, "user-limits", answer, {"rlimit:*": "started with less"})
+    assert (none.verdict, none.why) == (Verdict.SKIP, "started with less")

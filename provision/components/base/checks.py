@@ -125,7 +125,10 @@ def machine_id_unique(at: Target) -> Found:
         if answer is None or answer.rc != 0:
             silent.append(name)
             continue
-        identities[name] = exports.parse_identity(answer.stdout)
+        try:
+            identities[name] = exports.parse_identity(answer.stdout)
+        except ValueError:
+            silent.append(name)
     found = exports.identity_findings(identities)
     if found:
         text = "; ".join(f"{finding.check} {finding.read} on {finding.subject}" for finding in found)

@@ -42,6 +42,13 @@ get --fix-broken install || {
     "redhat": "dnf -q -y remove --duplicates",
 }
 
+# sshd must go on looking where it has looked until now, or people whose keys are elsewhere are locked out.
+_KEYS_WHERE_THEY_WERE = f"""sshd -t -f {{}} && {{ [ -e {exports.KEYS_DROP_IN} ] ||
+case $(sshd -T | sed -n 's/^authorizedkeysfile //p') in
+  .ssh/authorized_keys|'.ssh/authorized_keys .ssh/authorized_keys2') ;;
+  *) echo "sshd_config has an AuthorizedKeysFile of its own: remove it, or leave out base.users.*.keys" >&2; false;;
+esac; }}"""
+
 
 @step("*")
 def node(on: Context) -> None:
@@ -60,6 +67,11 @@ def node(on: Context) -> None:
     _limits(base)
     ops.file(exports.JOURNAL, exports.journal(base))
     ops.unit("systemd-journald", reads=[exports.JOURNAL])
+    ops.ensure(  # a journal that was kept in memory until now moves to disk at the next boot only, unless told to
+        "journal on disk",
+        test="[ -e /var/log/journal/$(cat /etc/machine-id)/system.journal ]",
+        make="journalctl --flush",
+    )
     _holds(on, base)
 
 
@@ -108,11 +120,13 @@ def _accounts(on: Context, base: BaseSettings) -> None:
         )
     if not on.site.enabled("storage") and users:  # otherwise the storage server makes them
         homes = "\n".join(f"{user.name} {user.group} {user.home}" for user in users)
+        each = "while read -r u g h; do [ -d $h ] || {} || exit 1; done <<'EOF'\n" + homes + "\nEOF"
         ops.ensure(
             "homes",
-            test=f"while read -r u g h; do [ -d $h ] || exit 1; done <<'EOF'\n{homes}\nEOF",
-            make=f"while read -r u g h; do [ -d $h ] || {{ cp -rT /etc/skel $h && chown -R $u:$g $h && "
-            f"chmod 700 $h; }} || exit 1; done <<'EOF'\n{homes}\nEOF",
+            test=each.format("false"),
+            make=each.format(
+                "{ mkdir -p $(dirname $h) && cp -rT /etc/skel $h && chown -R $u:$g $h && chmod 700 $h; }"
+            ),
         )
     _keys(on)
     rights = exports.sudoers(base)
@@ -133,8 +147,8 @@ def _keys(on: Context) -> None:
             ops.file(f"{exports.KEYS}/{name}", content)
         ops.file(
             exports.KEYS_DROP_IN,
-            f"AuthorizedKeysFile .ssh/authorized_keys {exports.KEYS}/%u\n",
-            validate="sshd -t -f {}",
+            f"AuthorizedKeysFile {exports.KEYS_FILES}\n",
+            validate=f"({_KEYS_WHERE_THEY_WERE})",
         )
     wanted = shlex.join(sorted(keys))
     ops.ensure(  # keys of those who left

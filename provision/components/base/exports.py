@@ -24,6 +24,7 @@ HOSTS = "/etc/hosts"
 CLOUD = "/etc/cloud/cloud.cfg.d/99-provision.cfg"
 SUDOERS = "/etc/sudoers.d/provision"
 KEYS = "/etc/ssh/authorized_keys.d"  # a file a user, root's: works while no home is mounted
+KEYS_FILES = f".ssh/authorized_keys .ssh/authorized_keys2 {KEYS}/%u"
 KEYS_DROP_IN = "/etc/ssh/sshd_config.d/00-provision-keys.conf"
 LIMITS = "/etc/security/limits.d/90-provision.conf"
 MANAGER = "/etc/systemd/system.conf.d/90-provision.conf"
@@ -255,7 +256,7 @@ class Identity:
 
 
 IDENTITY_QUERY = (
-    "hostname; cat /etc/machine-id; if [ -r /sys/class/dmi/id/product_uuid ]; then "
+    "hostname && cat /etc/machine-id && if [ -r /sys/class/dmi/id/product_uuid ]; then "
     "cat /sys/class/dmi/id/product_uuid; fi"
 )
 
