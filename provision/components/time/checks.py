@@ -8,12 +8,18 @@ from provision.components.time.exports import OTHERS, parse_sources, parse_track
 from provision.components.time.settings import TimeSettings
 from provision.report.model import Verdict
 from provision.verify.check import Found, Target, check, expect, unknown
+from provision.verify.systemd import unit_runs
 
 # A daemon that has just started gets a few seconds for its first answers.
 _SETTLED = (
     "for i in 1 2 3 4 5 6 7 8 9 10; do "
     "case $(chronyc -n -c tracking) in *'Not synchronised') sleep 1;; *) break;; esac; done; "
 )
+
+
+@check("time-daemon-runs")
+def runs(at: Target) -> Found:
+    return unit_runs(at, at.profile.unit("time"))
 
 
 @check("time-synchronised")
