@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from provision.cli import apply, burnin, check, import_, init, lab, report, run, verify
+from provision.cli import apply, burnin, check, import_, init, lab, report, run, up, verify
 
 
 def register(app: typer.Typer) -> None:
@@ -12,6 +12,8 @@ def register(app: typer.Typer) -> None:
     app.command("init")(init.init)
     app.command("check")(check.check)
     app.add_typer(import_.app, name="import")
+    app.command("up")(up.up)
+    app.command("status")(up.status)
     app.command("plan")(apply.plan)
     app.command("apply")(apply.apply)
     app.command("verify")(verify.verify)

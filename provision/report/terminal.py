@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from provision.report.model import Document, Finding, Verdict
-from provision.report.text import by_subject, location, printable, sentence, tally, worst_first
+from provision.report.text import grouped, location, printable, sentence, subjects, tally
 
 STYLES = {
     Verdict.PASS: "green",
@@ -19,6 +19,7 @@ STYLES = {
     Verdict.UNKNOWN: "bold magenta",
 }
 _PLAIN_WIDTH = 1000  # columns where there is no terminal: a finding is one line, for grep
+_MOST_ROWS = 40  # nodes; of more, those that pass without a change are only counted
 _NARROW = 100  # columns; below, reasons that no finding tells stand below the table
 
 
@@ -34,16 +35,12 @@ def show(document: Document, console: Console | None = None) -> None:
             for name, node in document.nodes.items():
                 if node.reason and name not in telling:
                     _print_line(console, f"{printable(name)}:", Text(printable(node.reason)))
-    for subject, findings in by_subject(document).items():
-        told = [finding for finding in worst_first(findings) if finding.verdict is not Verdict.PASS]
-        if told:
-            console.print(Text(printable(subject), style="bold"))
-        for finding in told:
-            _print_line(
-                console, Text(f"  {finding.verdict:7}", STYLES[finding.verdict]), _finding_text(finding)
-            )
-            if finding.action:
-                _print_line(console, " " * 9, Text(f"-> {printable(finding.action)}", "cyan"))
+    for names, finding in grouped(document):
+        text = Text(f"{subjects(names)}: ", "bold")
+        text.append_text(_finding_text(finding))
+        _print_line(console, Text(f"{finding.verdict:7}", STYLES[finding.verdict]), text)
+        if finding.action:
+            _print_line(console, " " * 7, Text(f"-> {printable(finding.action)}", "cyan"))
     console.print(_summary(document), soft_wrap=True)
 
 
@@ -58,7 +55,13 @@ def _nodes(document: Document, *, reasons: bool) -> Table:
     table.add_column("failed", justify="right")
     if reasons:
         table.add_column("reason", overflow="fold")
+    quiet = [
+        name for name, node in document.nodes.items() if node.verdict is Verdict.PASS and not node.changed
+    ]
+    hidden = set(quiet) if len(document.nodes) > _MOST_ROWS else set()
     for name, node in document.nodes.items():
+        if name in hidden:
+            continue
         table.add_row(
             Text(printable(name)),
             Text(node.verdict, STYLES[node.verdict]),
@@ -67,6 +70,8 @@ def _nodes(document: Document, *, reasons: bool) -> Table:
             str(node.failed),
             *([Text(printable(node.reason or ""))] if reasons else []),
         )
+    if hidden:
+        table.add_row(Text(f"{len(hidden)} more", "dim"), Text(Verdict.PASS, STYLES[Verdict.PASS]))
     return table
 
 
@@ -80,7 +85,7 @@ def _print_line(console: Console, head: str | Text, text: Text) -> None:
 
 
 def _finding_text(finding: Finding) -> Text:
-    text = Text(printable(finding.check))
+    text = Text(printable(finding.check), style="")
     if said := sentence(finding):
         text.append(f": {said}")
     if where := location(finding):

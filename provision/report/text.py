@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from provision.report.model import Document, Finding, Verdict
+from provision.site.hostlist import fold
 
 # The worst first: the order in which a person wants to read.
 ORDER = (Verdict.FAIL, Verdict.UNKNOWN, Verdict.WARN, Verdict.SKIP, Verdict.PASS)
@@ -51,6 +53,23 @@ def tally(findings: Iterable[Finding]) -> str:
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
     """Sorted by verdict, worst first; otherwise in the order given."""
     return sorted(findings, key=lambda finding: ORDER.index(finding.verdict))
+
+
+def grouped(document: Document) -> list[tuple[list[str], Finding]]:
+    """What is not in order, worst first, each said once with all the subjects that it holds for."""
+    groups: dict[str, tuple[list[str], Finding]] = {}
+    for finding in worst_first(document.findings):
+        if finding.verdict is not Verdict.PASS:
+            same = finding.model_dump_json(exclude={"subject"})
+            groups.setdefault(same, ([], finding))[0].append(finding.subject)
+    return list(groups.values())
+
+
+def subjects(names: list[str]) -> str:
+    """ "gpu-[001-016]" for nodes; whatever is no name of a node is listed as it is."""
+    plain = [name for name in names if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.-]*", name)]
+    others = [printable(name) for name in names if name not in plain]
+    return ", ".join([*([fold(plain)] if plain else []), *dict.fromkeys(others)])
 
 
 def by_subject(document: Document) -> dict[str, list[Finding]]:

@@ -90,13 +90,33 @@ def test_the_worst_comes_first_and_the_order_is_kept_otherwise() -> None:
 
 
 class TestTerminal:
-    def test_what_is_not_in_order_is_told_by_node_with_its_action(self) -> None:
+    def test_what_is_not_in_order_is_told_worst_first_with_its_action(self) -> None:
         lines = [line.rstrip() for line in shown(DOCUMENT).splitlines()]
-        at = lines.index("  fail    gpu-count: 7, expected 8 [lspci]")
-        assert lines[at - 1] == "gpu-2"
-        assert lines[at + 1] == "          -> drain"
-        assert "  skip    governor: not in a container [limits.json]" in lines
+        at = lines.index("fail    gpu-2: gpu-count: 7, expected 8 [lspci]")
+        assert lines[at + 1] == "        -> drain"
+        assert "skip    gpu-1: governor: not in a container [limits.json]" in lines[at:]
         assert not any("clock: 2 ms" in line for line in lines)  # what passed is not told
+
+    def test_what_holds_for_many_nodes_is_said_once(self) -> None:
+        names = [f"gpu-{number:03}" for number in range(1, 65)]
+        document = Document(
+            verb="verify",
+            verdict=Verdict.FAIL,
+            nodes={name: NodeResult(verdict=Verdict.FAIL) for name in names},
+            findings=[
+                Finding(verdict=Verdict.FAIL, check="clock", subject=name, read="2 s") for name in names
+            ],
+        )
+        told = [line for line in shown(document).splitlines() if "clock" in line]
+        assert [line.rstrip() for line in told] == ["fail    gpu-[001-064]: clock: 2 s"]
+
+    def test_of_many_nodes_those_that_are_well_are_only_counted(self) -> None:
+        nodes = {f"gpu-{number:03}": NodeResult(verdict=Verdict.PASS) for number in range(1, 65)}
+        nodes["gpu-007"] = NodeResult(verdict=Verdict.UNKNOWN, reason="unreachable")
+        text = shown(Document(verb="verify", verdict=Verdict.UNKNOWN, nodes=nodes))
+        assert "gpu-007" in text
+        assert "gpu-008" not in text
+        assert "63 more" in text
 
     def test_the_last_line_is_the_summary(self) -> None:
         assert shown(DOCUMENT).splitlines()[-1] == (

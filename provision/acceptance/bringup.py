@@ -1,0 +1,205 @@
+"""From a site file to an admitted cluster: apply, verify, burn in, admit. One document for all of it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from provision.acceptance import decide
+from provision.burnin.run import Options, run_burnin
+from provision.components.slurm import acceptance as slurm
+from provision.engine import headstate
+from provision.engine.controller import converge
+from provision.engine.remote import RemoteError, RootShell, connect
+from provision.report.model import Document, Finding, NodeResult, Verdict, worst
+from provision.site.hostlist import fold
+from provision.site.lock import load_lock
+from provision.site.models import Node, Site
+from provision.verify.run import document as verify_document
+from provision.verify.run import verify
+
+Show = Callable[[dict[str, Any]], None]
+
+
+def bring_up(
+    site: Site,
+    nodes: Sequence[Node],
+    *,
+    minutes: float,
+    burnin_all: bool,
+    sudo_password: str | None,
+    show: Show,
+) -> Document:
+    """Bring `nodes` as far as they come. Nodes that were admitted before are not burned in again (`burnin_all`: they
+    are). What a step found about a node keeps it from the next one; the others go on."""
+    started = time.monotonic()
+    names = [node.name for node in nodes]
+    show(_note(f"apply: {len(nodes)} nodes"))
+    applied = converge(
+        site, nodes, verb="up", forecast=False, sudo_password=sudo_password, show=show, reboot=True
+    )
+    parts = [applied]
+    if applied.details.get("interrupted"):
+        return _together(site, names, parts, {}, started)
+    try:
+        shell = connect(site, site.head, sudo_password=sudo_password)
+        try:
+            states = _Ladder(site, shell, show)
+            _climb(site, nodes, states, parts, minutes, burnin_all, sudo_password, show)
+            return _together(site, names, parts, states.known, started)
+        finally:
+            shell.close()
+    except KeyboardInterrupt:
+        applied.details["interrupted"] = True
+    except (RemoteError, headstate.HeadError, slurm.SlurmError) as error:
+        finding = Finding(
+            verdict=Verdict.UNKNOWN,
+            check="head-answers",
+            subject=site.head.name,
+            why=str(error),
+            action=getattr(error, "advice", None),
+        )
+        parts.append(Document(verb="up", site=site.cluster, verdict=Verdict.UNKNOWN, findings=[finding]))
+    return _together(site, names, parts, {}, started)
+
+
+def _climb(
+    site: Site,
+    nodes: Sequence[Node],
+    states: _Ladder,
+    parts: list[Document],
+    minutes: float,
+    burnin_all: bool,
+    sudo_password: str | None,
+    show: Show,
+) -> None:
+    """Verify, burn in and admit what was applied; what each step found is added to `parts`."""
+    applied = parts[0]
+    states.move(decide.after_apply(states.known, applied.nodes))
+    converged = [node for node in nodes if applied.nodes[node.name].verdict.good]
+    if not converged:
+        return
+    show(_note(f"verify: {len(converged)} nodes"))
+    verified = _verify(site, converged, sudo_password)
+    parts.append(verified)
+    workers = {node.name for node in site.with_role("worker")}
+    states.move(
+        decide.after_verify(states.states([node.name for node in converged]), verified.nodes, workers)
+    )
+    wanted = ("verified", "burned-in", "admitted") if burnin_all else ("verified", "burned-in")
+    waiting = [node for node in converged if node.name in workers and states.state(node.name) in wanted]
+    if not waiting or not site.enabled("slurm"):
+        return
+    show(_note(f"burn-in: {fold(node.name for node in waiting)}"))
+    with _stoppable() as stop:
+        burned = run_burnin(
+            site,
+            waiting,
+            states.shell.run,
+            Options(minutes=minutes, admit=True),
+            progress=lambda line: show(_note(line)),
+            stop=stop,
+        )
+    parts.append(burned)
+    states.move(decide.after_burnin(burned.nodes))
+
+
+class _Ladder:
+    """The acceptance of all nodes, kept on the head; every move is written down before the next step."""
+
+    def __init__(self, site: Site, shell: RootShell, show: Show) -> None:
+        self._site = site
+        self.shell = shell
+        self._show = show
+        self.known = headstate.read_acceptance(shell)
+
+    def state(self, node: str) -> headstate.State:
+        return self.known[node].state if node in self.known else "new"
+
+    def states(self, nodes: Collection[str]) -> dict[str, headstate.State]:
+        return {node: self.state(node) for node in nodes}
+
+    def move(self, transitions: Mapping[str, decide.Transition]) -> None:
+        """Tell the scheduler, then write down: a node is never called admitted before it is."""
+        if not transitions:
+            return
+        refused: dict[str, str] = {}
+        if self._site.enabled("slurm"):
+            admitted = [move.node for move in transitions.values() if move.admit]
+            if admitted:
+                refused = slurm.admit(self.shell.run, admitted)
+            for move in transitions.values():
+                if move.withdraw:
+                    slurm.quarantine(self.shell.run, [move.node], move.reason or "failed a check")
+        for move in transitions.values():
+            if move.node in refused:
+                move = replace(move, state="burned-in", reason=refused[move.node])
+            self.known[move.node] = headstate.Acceptance(
+                state=move.state, since=headstate.now(), reason=move.reason
+            )
+            told = f"{move.node}: {move.state}" + (f": {move.reason}" if move.reason else "")
+            self._show(_note(told))
+        headstate.write_acceptance(self.shell, self.known)
+
+
+def _verify(site: Site, nodes: Sequence[Node], sudo_password: str | None) -> Document:
+    started = time.monotonic()
+    findings = verify(site, load_lock(site), nodes, sudo_password=sudo_password)
+    return verify_document(site, nodes, findings, time.monotonic() - started)
+
+
+def _together(
+    site: Site,
+    names: Sequence[str],
+    parts: Sequence[Document],
+    known: Mapping[str, headstate.Acceptance],
+    started: float,
+) -> Document:
+    """One document: a node's verdict is its worst one, its reason that of the first step that failed it."""
+    nodes: dict[str, NodeResult] = {}
+    for name in names:
+        found = [part.nodes[name] for part in parts if name in part.nodes]
+        bad = [result for result in found if not result.verdict.good]
+        state = known.get(name)
+        nodes[name] = NodeResult(
+            verdict=worst(result.verdict for result in found),
+            state=state.state if state else None,
+            changed=sum(result.changed for result in found),
+            failed=sum(result.failed for result in found),
+            reason=bad[0].reason if bad else state.reason if state else None,
+        )
+    findings = [finding for part in parts for finding in part.findings]
+    return Document(
+        verb="up",
+        site=site.cluster,
+        verdict=worst([*(part.verdict for part in parts), *(result.verdict for result in nodes.values())]),
+        seconds=round(time.monotonic() - started, 2),
+        nodes=nodes,
+        findings=findings,
+        details={key: value for part in parts for key, value in part.details.items()}
+        | {
+            "steps": [{"verb": part.verb, "verdict": part.verdict, "seconds": part.seconds} for part in parts]
+        },
+    )
+
+
+@contextmanager
+def _stoppable() -> Iterator[threading.Event]:
+    """A flag that Ctrl-C (or TERM) sets: the burn-in cancels its job and puts the nodes back."""
+    stop = threading.Event()
+    signals = (signal.SIGINT, signal.SIGTERM)
+    previous = {number: signal.signal(number, lambda *_: stop.set()) for number in signals}
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _note(text: str) -> dict[str, Any]:
+    return {"event": "note", "text": text}

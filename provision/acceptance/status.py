@@ -1,0 +1,72 @@
+"""How far every node has come: acceptance from the head, the scheduler's own view beside it, the last runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from provision.components.slurm import acceptance as slurm
+from provision.engine import headstate
+from provision.engine.journal import Journal
+from provision.engine.remote import RemoteError, connect
+from provision.report.model import Document, Finding, NodeResult, Verdict, worst
+from provision.report.store import state_directory
+from provision.site.models import Node, Site
+
+
+def status(site: Site, nodes: Sequence[Node], *, sudo_password: str | None = None) -> Document:
+    """The document of `provision status`. A head that cannot be read makes every node UNKNOWN."""
+    runs = Journal(state_directory(site)).runs(5)
+    findings: list[Finding] = []
+    try:
+        shell = connect(site, site.head, sudo_password=sudo_password)
+        try:
+            known = headstate.read_acceptance(shell)
+            scheduler = slurm.states(shell.run) if site.enabled("slurm") else {}
+        finally:
+            shell.close()
+    except (RemoteError, headstate.HeadError, slurm.SlurmError) as error:
+        findings.append(
+            Finding(
+                verdict=Verdict.UNKNOWN,
+                check="head-readable",
+                subject=site.head.name,
+                why=str(error),
+                action=getattr(error, "advice", None),
+            )
+        )
+        results = {node.name: NodeResult(verdict=Verdict.UNKNOWN, reason=str(error)) for node in nodes}
+    else:
+        results = {node.name: _result(node.name, known) for node in nodes}
+        for node in nodes:
+            if node.name in scheduler:
+                findings.append(_scheduler_finding(node.name, scheduler[node.name], results[node.name]))
+    return Document(
+        verb="status",
+        site=site.cluster,
+        verdict=worst([*(r.verdict for r in results.values()), *(f.verdict for f in findings)]),
+        nodes=results,
+        findings=findings,
+        details={"runs": runs},
+    )
+
+
+def _scheduler_finding(name: str, node: slurm.NodeState, result: NodeResult) -> Finding:
+    """What the scheduler says beside what we say: an admitted node that takes no work is worth a word."""
+    usable = node.usable or result.state != "admitted"
+    return Finding(
+        verdict=Verdict.PASS if usable else Verdict.WARN,
+        check="scheduler-state",
+        subject=name,
+        read=node.word + (f": {node.reason}" if node.reason else ""),
+        expected="takes jobs" if result.state == "admitted" else None,
+        source="scontrol show nodes",
+    )
+
+
+def _result(name: str, known: dict[str, headstate.Acceptance]) -> NodeResult:
+    """A node that is on its way is no failure, one that was put away is."""
+    if name not in known:
+        return NodeResult(verdict=Verdict.WARN, state="new", reason="never brought up: run `provision up`")
+    entry = known[name]
+    verdict = {"admitted": Verdict.PASS, "quarantined": Verdict.FAIL}.get(entry.state, Verdict.WARN)
+    return NodeResult(verdict=verdict, state=entry.state, reason=entry.reason)

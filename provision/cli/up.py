@@ -1,0 +1,66 @@
+"""`provision up SITE` and `provision status SITE`: the whole bring-up, and how far nodes have come."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from provision.acceptance.bringup import bring_up
+from provision.acceptance.status import status as look
+from provision.cli.apply import end
+from provision.cli.common import (
+    JsonOption,
+    LimitOption,
+    SiteArgument,
+    answer,
+    ask_sudo_password,
+    limited,
+    open_site,
+)
+from provision.engine.progress import progress
+from provision.report import store
+
+
+def up(
+    site: SiteArgument,
+    limit: LimitOption = None,
+    minutes: Annotated[
+        float, typer.Option("--minutes", min=0, help="Train for at least this long in the burn-in.")
+    ] = 0.0,
+    burnin_all: Annotated[
+        bool, typer.Option("--burnin-all", help="Burn in nodes that are admitted already, too.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """From a site file to an admitted cluster: check, apply, verify, burn in, admit.
+
+    New nodes take no work until they have passed everything; ones that fail are quarantined with the reason.
+    Run again, it changes nothing that is right, and does not burn in what is admitted.
+
+    Example: provision up inventories/lab.yml
+    """
+    cluster = open_site(site, "up", as_json)
+    nodes = limited(cluster, limit)
+    password = ask_sudo_password(cluster, [*nodes, cluster.head])
+    with progress(f"up {cluster.cluster}", [node.name for node in nodes], quiet=as_json) as show:
+        document = bring_up(
+            cluster, nodes, minutes=minutes, burnin_all=burnin_all, sudo_password=password, show=show
+        )
+    store.save(document, cluster)
+    end(document, as_json)
+
+
+def status(site: SiteArgument, limit: LimitOption = None, as_json: JsonOption = False) -> None:
+    """How far every node has come (new, configured, verified, burned-in, admitted, quarantined) and why; last runs.
+
+    Reads the head only: acceptance is kept there. Exit status 1 when a node is quarantined or cannot be told.
+
+    Example: provision status inventories/lab.yml
+    """
+    started = time.monotonic()
+    cluster = open_site(site, "status", as_json)
+    nodes = limited(cluster, limit)
+    document = look(cluster, nodes, sudo_password=ask_sudo_password(cluster, [cluster.head]))
+    answer(document.model_copy(update={"seconds": round(time.monotonic() - started, 2)}), as_json)
