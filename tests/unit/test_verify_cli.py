@@ -64,7 +64,7 @@ def test_it_shows_what_is_wrong_and_ends_with_1(site: Path, provision: Command) 
     answer = provision("verify", site)
     assert answer.exit_code == 1
     lines = [line.rstrip() for line in answer.stdout.splitlines()]
-    assert "  fail    gpu-count: 7, expected 8" in lines
+    assert "fail    gpu-2: gpu-count: 7, expected 8" in lines
     assert lines[-1].startswith("fail: verify; atlas; 3 nodes; 1 fail, 4 pass;")
 
 
