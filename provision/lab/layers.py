@@ -144,6 +144,12 @@ def unique_files(recipe: Recipe, role: str) -> dict[str, int]:
     return {path: size for layer in recipe.stack(role) for path, size in layer.unique}
 
 
+def build_group(cgroup_root: Path, scratch: Path) -> Path:
+    """The control group of the build in `scratch`, which no other folder of this machine shares, by any path."""
+    status = scratch.stat()
+    return cgroup_root / f"plab-build-{status.st_dev:x}-{status.st_ino:x}"
+
+
 def _build(
     recipe: Recipe,
     layer: Layer,
@@ -155,7 +161,7 @@ def _build(
     cgroup_root: Path,
     progress: Progress,
 ) -> None:
-    group = cgroup_root / f"plab-build-{target.name}"
+    group = build_group(cgroup_root, scratch)
     cgroup.remove(group)
     for left in scratch.iterdir():
         shutil.rmtree(left) if left.is_dir() else left.unlink()

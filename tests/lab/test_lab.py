@@ -244,14 +244,15 @@ def test_a_layer_whose_build_was_killed_is_built_by_the_next(tmp_path: Path) -> 
     extra = layers.Layer(tmp_path.parent.name, ("head",), ("tree",))
     recipe = replace(recipe, layers=(*recipe.layers, extra))
     name = layers.folder_names(recipe, recipe.stack("head"))[1]
-    target, group = cache / "layers" / name, root / f"plab-build-{name}"
+    target, scratch = cache / "layers" / name, cache / "layers" / f".build-{name}"
 
     def build() -> None:
         layers.ensure(recipe, "head", mirror, cache, root, Progress())
 
     killed = multiprocessing.get_context("fork").Process(target=build)
     killed.start()
-    until(lambda: cgroup.populated(group) and (cache / "log" / f"{name}.log").exists())
+    until((cache / "log" / f"{name}.log").exists)
+    group = layers.build_group(root, scratch)
     killed.kill()
     killed.join()
     assert cgroup.populated(group), "apt goes on without the command that started it"
