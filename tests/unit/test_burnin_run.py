@@ -1,0 +1,235 @@
+"""The order around a burn-in: no way out leaves a node open to users that was not. Slurm is played by a class."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from pathlib import Path
+
+import pytest
+
+from provision.burnin.run import Options, closing_reason, run_burnin
+from provision.components.slurm.acceptance import NodeState
+from provision.engine.remote import Output
+from provision.report.model import NodeResult, Verdict
+from provision.site.models import Site, SiteFile
+from tests.unit.test_burnin_judge import document
+
+AWAITING = "provision: awaiting acceptance"
+
+
+class Head:
+    """As much of a head as the burn-in talks to; checks that a node is never open to users by mistake."""
+
+    def __init__(
+        self, reasons: dict[str, str | None], result: str | None, job_state: str = "COMPLETED"
+    ) -> None:
+        self.reasons = reasons  # node -> why it is drained; None: open
+        self.reserved: dict[str, list[str]] = {}
+        self.jobs: dict[str, str] = {}
+        self.result = result
+        self.job_state = job_state
+        self.scripts: list[str] = []
+        self.asked: list[str] = []
+
+    def __call__(self, command: str, stdin: bytes | None = None, timeout: float = 0) -> Output:
+        self.asked.append(command)
+        for pattern, answer in (
+            (r"scontrol show reservation", self._reservations),
+            (r"scontrol show nodes --json", self._nodes),
+            (r"scontrol create reservation ReservationName=(\S+) .*Nodes=(\S+) ", self._reserve),
+            (r"scontrol delete ReservationName=(\S+)", self._delete),
+            (r"scontrol update nodename=(\S+) state=resume", self._resume),
+            (r"scontrol update nodename=(\S+) state=drain reason='(.*)'", self._drain),
+            (r"scontrol show node -o", self._partitions),
+            (r"sbatch --parsable", lambda: self._submit(stdin)),
+            (r"scancel (\d+)", self._cancel),
+            (r"squeue -h -R (\S+)", lambda name: "\n".join(f"{n} RUNNING" for n in self.jobs if name)),
+            (r"squeue -h -t all -j (\d+)", lambda number: f"{self.jobs[number]}|None\n"),
+            (r"cat .*result.json", lambda: self.result),
+            (r"mkdir -p|cat > ", lambda: ""),
+        ):
+            if match := re.search(pattern, command):
+                text = answer(*match.groups())
+                return Output(0, text, "") if text is not None else Output(1, "", "no such file")
+        raise AssertionError(f"the head was asked something new: {command}")
+
+    def _reservations(self) -> str:
+        return "".join(
+            f"ReservationName={name} Nodes={','.join(nodes)}\n" for name, nodes in self.reserved.items()
+        )
+
+    def _nodes(self) -> str:
+        return json.dumps(
+            {
+                "nodes": [
+                    {"name": name, "state": ["IDLE", *["DRAIN"] * bool(why)], "reason": why or "", "version": "24"}
+                    for name, why in self.reasons.items()
+                ]
+            }
+        )  # fmt: skip
+
+    def _reserve(self, name: str, nodes: str) -> str:
+        self.reserved[name] = [f"n{number}" for number in re.findall(r"\d", nodes.split("n", 1)[1])]
+        return "created"
+
+    def _delete(self, name: str) -> str:
+        del self.reserved[name]
+        return ""
+
+    def _named(self, nodes: str) -> list[str]:
+        return [
+            name
+            for name in self.reasons
+            if re.search(rf"\b{name}\b", nodes) or re.search(rf"\[.*{name[1]}.*\]", nodes)
+        ]
+
+    def _resume(self, nodes: str) -> str:
+        for name in self._named(nodes):
+            assert any(name in reserved for reserved in self.reserved.values()), (
+                f"{name} was open to everybody"
+            )
+            self.reasons[name] = None
+        return ""
+
+    def _drain(self, nodes: str, reason: str) -> str:
+        for name in self._named(nodes):
+            self.reasons[name] = reason
+        return ""
+
+    def _partitions(self) -> str:
+        return "".join(f"NodeName={name} Partitions=all\n" for name in self.reasons)
+
+    def _submit(self, script: bytes | None) -> str:
+        assert script is not None
+        self.scripts.append(script.decode())
+        self.jobs["7"] = self.job_state
+        return "7\n"
+
+    def _cancel(self, number: str) -> str:
+        self.jobs[number] = "CANCELLED"
+        return ""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    text = {
+        "cluster": "small",
+        "groups": {
+            "head": {"hosts": "h", "roles": ["head"]},
+            "gpu": {"hosts": "n[1-2]", "addresses": "10.0.0.[1-2]", "roles": ["worker"]},
+        },
+        "scheduler": {"slurm": {}},
+    }
+    return Site.from_file(SiteFile.model_validate(text), tmp_path / "small.yml")
+
+
+def burn_in(site: Site, head: Head, *, admit: bool = False, stop: bool = False):
+    flag = threading.Event()
+    if stop:
+        flag.set()
+    lines: list[str] = []
+    options = Options(admit=admit)
+    return run_burnin(site, list(site.nodes.values()), head, options, progress=lines.append, stop=flag)
+
+
+def drained(reason: str = AWAITING) -> dict[str, str | None]:
+    return {"n1": reason, "n2": reason}
+
+
+GOOD = json.dumps(document())
+
+
+def test_nodes_that_pass_are_opened_when_they_may_be(site: Site):
+    head = Head(drained(), GOOD)
+    result = burn_in(site, head, admit=True)
+    assert result.verdict is Verdict.PASS
+    assert head.reasons == {"n1": None, "n2": None}
+    assert {node.state for node in result.nodes.values()} == {"admitted"}
+    assert head.reserved == {}
+    assert "--nodelist=n[1-2]\n" in head.scripts[0]
+
+
+def test_without_admission_they_wait_on(site: Site):
+    head = Head(drained(), GOOD)
+    result = burn_in(site, head)
+    assert head.reasons == drained()
+    assert {node.state for node in result.nodes.values()} == {"burned-in"}
+
+
+def test_a_node_that_fails_is_kept_out_and_the_other_admitted(site: Site):
+    bad = document()
+    bad["collectives"][0]["wrong"] = [0, 5]
+    head = Head(drained(), json.dumps(bad))
+    result = burn_in(site, head, admit=True)
+    assert head.reasons["n1"] is None
+    assert head.reasons["n2"] == "provision: burn-in failed: all_reduce: 5 wrong elements on rank 1 (n2)"
+    assert result.nodes["n2"].state == "quarantined"
+
+
+def test_no_result_opens_nothing(site: Site):
+    head = Head(drained(), None, job_state="TIMEOUT")
+    result = burn_in(site, head, admit=True)
+    assert result.verdict is Verdict.UNKNOWN
+    assert all(
+        str(reason).startswith("provision: burn-in could not be told: job 7 ended")
+        for reason in head.reasons.values()
+    )
+    assert head.reserved == {}
+
+
+def test_a_node_that_a_person_drained_is_left_alone(site: Site):
+    head = Head({"n1": AWAITING, "n2": "bad fan"}, json.dumps(document(nodes=1)))
+    result = burn_in(site, head, admit=True)
+    assert head.reasons == {"n1": None, "n2": "bad fan"}
+    assert result.nodes["n2"].verdict is Verdict.UNKNOWN
+    assert "bad fan" in str(result.nodes["n2"].reason)
+    assert "--nodelist=n1\n" in head.scripts[0]
+
+
+def test_an_interrupt_cancels_the_job_and_closes_the_nodes_again(site: Site):
+    head = Head(drained(), None, job_state="RUNNING")
+    with pytest.raises(KeyboardInterrupt):
+        burn_in(site, head, admit=True, stop=True)
+    assert head.jobs == {"7": "CANCELLED"}
+    assert head.reasons == drained()
+    assert head.reserved == {}
+
+
+def test_what_a_crash_left_reserved_is_closed_before_anything_else(site: Site):
+    head = Head({"n1": None, "n2": None}, None)
+    head.reserved = {"provision-burnin-old": ["n1", "n2"]}
+    burn_in(site, head, admit=True)
+    first_drain = next(i for i, command in enumerate(head.asked) if "state=drain" in command)
+    first_delete = next(i for i, command in enumerate(head.asked) if "scontrol delete" in command)
+    assert first_drain < first_delete
+    assert all(str(reason).startswith("provision: burn-in") for reason in head.reasons.values())
+
+
+def test_a_burn_in_that_still_runs_is_not_disturbed(site: Site):
+    head = Head({"n1": None, "n2": None}, None)
+    head.reserved, head.jobs = {"provision-burnin-old": ["n1", "n2"]}, {"5": "RUNNING"}
+    result = burn_in(site, head)
+    assert result.verdict is Verdict.UNKNOWN
+    assert "another burn-in runs on n[1-2]: job 5" in str(result.nodes["n1"].reason)
+    assert head.scripts == []
+    assert head.reserved == {"provision-burnin-old": ["n1", "n2"]}
+
+
+@pytest.mark.parametrize(
+    ("closed", "verdict", "admit", "reason"),
+    [
+        (True, Verdict.PASS, True, None),
+        (True, Verdict.WARN, True, None),
+        (True, Verdict.PASS, False, AWAITING),
+        (True, Verdict.UNKNOWN, True, "burn-in could not be told: why"),
+        (True, Verdict.FAIL, True, "burn-in failed: why"),
+        (False, Verdict.PASS, False, None),
+        (False, Verdict.UNKNOWN, True, None),
+        (False, Verdict.FAIL, False, "burn-in failed: why"),
+    ],
+)
+def test_what_happens_to_a_node(closed: bool, verdict: Verdict, admit: bool, reason: str | None):
+    before = NodeState("n1", "IDLE", frozenset({"DRAIN"} if closed else ()), AWAITING if closed else None)
+    assert closing_reason(before, NodeResult(verdict=verdict, reason="why"), admit=admit) == reason
