@@ -187,8 +187,13 @@ def _limits(base: BaseSettings) -> None:
     ops.file(exports.LIMITS, exports.limits(base))
     wanted = exports.manager_limits(base)
     ops.file(exports.MANAGER, "[Manager]\n" + "".join(f"{key}={value}\n" for key, value in wanted.items()))
-    tests = " && ".join(f'[ "$(systemctl show -P {key})" = {value} ]' for key, value in wanted.items())
-    ops.ensure("limits of services", test=tests, make="systemctl daemon-reexec")
+    shown = "".join(f"{key}={value}\n" for key, value in sorted(wanted.items())).strip()
+    properties = " ".join(f"-p {key}" for key in wanted)
+    ops.ensure(
+        "limits of services",
+        test=f'[ "$(systemctl show {properties} | sort)" = {quote(shown)} ]',
+        make="systemctl daemon-reexec",
+    )
 
 
 def _holds(on: Context, base: BaseSettings) -> None:
