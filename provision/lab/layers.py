@@ -30,6 +30,7 @@ DEFAULTS = Path(__file__).with_name("layers.yml")
 # Runs in a new mount namespace: $1 lower folders, $2 scratch folder, then the program to run on the stack.
 _MOUNT = """
 set -e
+export LIBMOUNT_FORCE_MOUNT2=always  # see supervisor.py
 mount -t overlay plab-build -o "lowerdir=$1,upperdir=$2/upper,workdir=$2/work" "$2/root"
 shift 2
 exec "$@"

@@ -21,6 +21,9 @@ from provision.lab import cgroup
 
 REBOOT = 133  # exit status of systemd-nspawn --keep-unit when the container asked for a reboot
 
+# util-linux 2.39 and later hand each option over by fsconfig(2), which takes 255 characters: five layers are more.
+OLD_MOUNT = {"LIBMOUNT_FORCE_MOUNT2": "always"}
+
 
 def prepare(boot: dict[str, Any]) -> None:
     """What power-on does: no processes, no kernel messages, no firewall rules from the time before."""
@@ -35,7 +38,8 @@ def prepare(boot: dict[str, Any]) -> None:
 def mount(boot: dict[str, Any]) -> None:
     """Stack the node's own folder on its layers."""
     options = f"lowerdir={':'.join(boot['lowers'])},upperdir={boot['upper']},workdir={boot['work']}"
-    subprocess.run(["mount", "-t", "overlay", boot["name"], "-o", options, boot["root"]], check=True)
+    argv = ["mount", "-t", "overlay", boot["name"], "-o", options, boot["root"]]
+    subprocess.run(argv, check=True, env={**os.environ, **OLD_MOUNT})
 
 
 def main() -> int:
