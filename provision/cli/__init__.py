@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import typer
 
 app = typer.Typer(
@@ -17,5 +19,5 @@ def main() -> None:
     """Entry point of the command `provision`."""
     from provision.cli import verbs
 
-    verbs.register(app)
+    verbs.register(app, sys.argv[1:])
     app()

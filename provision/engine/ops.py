@@ -218,12 +218,12 @@ def _file(
         yield StringCommand(f"chown -h {shlex.quote(owner)} {quoted} && chmod {mode} {quoted}")
         return
     recorder.diff = _difference(path, None if not state else read(f"cat -- {quoted}").stdout, data, secret)
-    check = validate.replace("{}", '"$t"') if validate else ":"
+    check = f"( {validate.replace('{}', chr(34) + '$t' + chr(34))} ) </dev/null" if validate else ":"
     yield Feed(
         f"""set -e; umask 077; d=$(dirname -- {quoted})
 [ -d "$d" ] || (umask 022; mkdir -p "$d")
 t=$(mktemp "$d/.provision.XXXXXX"); trap 'rm -f "$t"' EXIT
-cat >"$t"; {check} </dev/null; chown {shlex.quote(owner)} "$t"; chmod {mode} "$t"; sync "$t"
+cat >"$t"; {check}; chown {shlex.quote(owner)} "$t"; chmod {mode} "$t"; sync "$t"
 mv -fT -- "$t" {quoted}; sync "$d"
 [ ! -x /usr/sbin/restorecon ] || /usr/sbin/restorecon {quoted}""",
         data,

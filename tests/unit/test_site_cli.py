@@ -21,7 +21,7 @@ from provision.site.problem import SiteError
 from provision.site.secrets import sudo_password
 
 if not app.registered_commands:
-    verbs.register(app)
+    verbs.register(app, [])
 runner = CliRunner()
 
 GOOD = """\

@@ -56,7 +56,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def provision() -> Command:
     app = typer.Typer()
-    verbs.register(app)
+    verbs.register(app, [])
     return lambda *words: CliRunner().invoke(app, [str(word) for word in words])
 
 
