@@ -8,11 +8,16 @@ import typer
 
 app = typer.Typer(
     name="provision",
-    help="From racks with a fresh Linux to a GPU cluster that has proved itself.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def provision() -> None:
+    """From racks with a fresh Linux to a GPU cluster that has proved itself."""
+    # With a callback, an application of a single verb still wants the verb's name.
 
 
 def main() -> None:

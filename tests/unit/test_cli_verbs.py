@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -30,6 +31,18 @@ def test_the_verb_that_was_called_is_the_only_one_to_be_imported() -> None:
     script = "import sys; from provision.cli import app, verbs; verbs.register(app, ['check']); print(*sys.modules)"
     answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "provision.engine.controller" not in answer.stdout.split()
+
+
+def test_a_verb_is_called_by_its_name(tmp_path: Path) -> None:
+    script = "from provision.cli import main; main()"
+    answer = subprocess.run(
+        [sys.executable, "-c", script, "check", str(tmp_path / "none.yml")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 2
+    assert "none.yml" in answer.stdout + answer.stderr
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in ("import", "lab")])
