@@ -22,6 +22,10 @@ def provision() -> None:
 
 def main() -> None:
     """Entry point of the command `provision`."""
+    if sys.argv[1:2] in (["plan"], ["apply"], ["up"]) and "--help" not in sys.argv:
+        from provision.engine import process
+
+        process.start_ahead()
     from provision.cli import verbs
 
     verbs.register(app, sys.argv[1:])

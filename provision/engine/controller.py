@@ -14,7 +14,6 @@ import queue
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -27,6 +26,7 @@ from provision.engine.job import Job
 from provision.engine.journal import Journal
 from provision.engine.plan import make_plan
 from provision.engine.playbook import PlaybookError, find_playbook, run_playbook
+from provision.engine.process import start_worker
 from provision.report.model import Document, Finding, NodeResult, Verdict, worst
 from provision.report.store import state_directory
 from provision.site import escrow
@@ -315,13 +315,8 @@ class _Run:
 
 
 def _start(job: Job) -> subprocess.Popen[bytes]:
-    """A worker process with its job on standard input, in a session of its own: Ctrl-C reaches the controller only."""
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "provision.engine.worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
+    """A worker process with its job on standard input."""
+    worker = start_worker()
     content = pickle.dumps(job)
     assert worker.stdin
     worker.stdin.write(len(content).to_bytes(8, "big") + content)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -99,11 +99,17 @@ class Context:
 
 def render(component: str, template: str, **values: Any) -> str:
     """The text of a component's template. Pure; StrictUndefined."""
+    return _template(component, template).render(**values)
+
+
+@cache
+def _template(component: str, template: str) -> jinja2.Template:
+    """Compiled once a process: many nodes are rendered from it."""
     source = files(f"provision.components.{component}").joinpath("templates", template).read_text()
     environment = jinja2.Environment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
-    return environment.from_string(source).render(**values)
+    return environment.from_string(source)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ import os  # noqa: E402
 import pickle  # noqa: E402
 import signal  # noqa: E402
 import sys  # noqa: E402
-import threading  # noqa: E402
 import time  # noqa: E402
 from collections.abc import Collection, Mapping  # noqa: E402
 from typing import Any, Literal  # noqa: E402
@@ -44,6 +43,8 @@ from provision.engine.playbook import hook_nodes  # noqa: E402
 from provision.engine.record import OperationFailed, Recorder, Stopped  # noqa: E402
 from provision.engine.remote import RemoteError, RootShell, connect  # noqa: E402
 
+EMIT_GATHER = 0.02  # seconds in which events are gathered into one write
+
 
 class Worker:
     """One run's share of nodes."""
@@ -55,7 +56,8 @@ class Worker:
         )
         self.board = Board(list(job.nodes))
         self.lock = job.lock
-        self._out = threading.Lock()
+        self._lines: list[str] = []  # events not told yet
+        self._telling: gevent.Greenlet | None = None
         self._ended = False
         hosts: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in job.nodes]
         inventory = Inventory((hosts, {}))
@@ -83,6 +85,7 @@ class Worker:
             if self.job.with_secrets and self.job.site.head.name not in self.job.nodes:
                 work.append(gevent.spawn(self._head_only))
             gevent.joinall(work, raise_error=True)
+        self._tell()
         listener.kill()
 
     def _end(self) -> None:
@@ -94,10 +97,15 @@ class Worker:
                 shell.kill()
 
     def emit(self, event: dict[str, Any]) -> None:
-        """One line of JSON to the controller."""
-        line = json.dumps(event) + "\n"
-        with self._out:
-            sys.stdout.write(line)
+        """One line of JSON to the controller, with others that come within some milliseconds."""
+        self._lines.append(json.dumps(event))
+        if self._telling is None:
+            self._telling = gevent.spawn_later(EMIT_GATHER, self._tell)
+
+    def _tell(self) -> None:
+        lines, self._lines, self._telling = self._lines, [], None
+        if lines:
+            sys.stdout.write("\n".join(lines) + "\n")
             sys.stdout.flush()
 
     def _listen(self) -> None:
@@ -431,8 +439,13 @@ def main() -> None:
     """Read the job, run it, tell the events."""
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
     logging.getLogger("pyinfra").setLevel(logging.CRITICAL)
-    size = int.from_bytes(sys.stdin.buffer.read(8), "big")
-    job = pickle.loads(sys.stdin.buffer.read(size))
+    # Unbuffered: what follows the job is read by greenlets, from the same descriptor.
+    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
+        first = stdin.read(1)
+        if not first:
+            return  # started ahead, and not wanted
+        size = int.from_bytes(first + _exactly(stdin, 7), "big")
+        job = pickle.loads(_exactly(stdin, size))
     assert isinstance(job, Job)
     os.umask(0o077)
     Worker(job).run()
