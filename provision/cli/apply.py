@@ -33,6 +33,15 @@ ComponentOption = Annotated[
         "--component", "-c", metavar="NAME", help="Only this component; may be given several times."
     ),
 ]
+OperationTimeout = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        min=1,
+        help="Give up on any operation after this long, package installs too.",
+    ),
+]
 INTERRUPTED = 130  # exit status
 
 
@@ -40,6 +49,7 @@ def plan(
     site: SiteArgument,
     limit: LimitOption = None,
     component: ComponentOption = None,
+    timeout: OperationTimeout = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show, node by node, what apply would change, with differences. Changes nothing.
@@ -51,7 +61,7 @@ def plan(
     """
     cluster = open_site(site, "plan", as_json)
     nodes = limited(cluster, limit)
-    document = _converge(cluster, nodes, "plan", component, as_json)
+    document = _converge(cluster, nodes, "plan", component, as_json, timeout=timeout)
     if as_json:
         print_json(document)
         raise typer.Exit(document.exit_status)
@@ -63,6 +73,7 @@ def apply(
     site: SiteArgument,
     limit: LimitOption = None,
     component: ComponentOption = None,
+    timeout: OperationTimeout = None,
     no_reboot: Annotated[
         bool, typer.Option("--no-reboot", help="Say which nodes must reboot instead of rebooting them.")
     ] = False,
@@ -77,7 +88,7 @@ def apply(
     """
     cluster = open_site(site, "apply", as_json)
     nodes = limited(cluster, limit)
-    document = _converge(cluster, nodes, "apply", component, as_json, reboot=not no_reboot)
+    document = _converge(cluster, nodes, "apply", component, as_json, timeout=timeout, reboot=not no_reboot)
     store.save(document, cluster)
     end(document, as_json)
 
@@ -99,6 +110,7 @@ def _converge(
     components: list[str] | None,
     as_json: bool,
     *,
+    timeout: float | None,
     reboot: bool = True,
 ) -> Document:
     password = ask_sudo_password(site, [*nodes, site.head])
@@ -112,6 +124,7 @@ def _converge(
                 components=components,
                 sudo_password=password,
                 show=show,
+                timeout=timeout,
                 reboot=reboot,
             )
     except (PlanError, EscrowError) as error:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
 from provision.acceptance.bringup import bring_up
 from provision.acceptance.status import status as look
@@ -63,4 +65,15 @@ def status(site: SiteArgument, limit: LimitOption = None, as_json: JsonOption = 
     cluster = open_site(site, "status", as_json)
     nodes = limited(cluster, limit)
     document = look(cluster, nodes, sudo_password=ask_sudo_password(cluster, [cluster.head]))
+    if not as_json:
+        _print_runs(document.details["runs"], Console())
     answer(document.model_copy(update={"seconds": round(time.monotonic() - started, 2)}), as_json)
+
+
+def _print_runs(runs: list[dict[str, Any]], console: Console) -> None:
+    """The latest runs from this machine, newest first."""
+    for run in runs:
+        ended = run["verdict"] or "under way, or ended without a word"
+        console.print(
+            Text(f"{run['started']}  {run['verb']:7} {ended}  by {run['holder']}", "dim"), soft_wrap=True
+        )

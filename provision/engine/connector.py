@@ -48,7 +48,8 @@ class NodeConnector(BaseConnector):  # type: ignore[misc]
         self.learnt: list[str] = []  # fact commands in the order in which they were first read
         self._expected: list[str] = []
         self._known: dict[str, Output] = {}
-        self.timeout = 300.0
+        self.timeout = 300.0  # of the operation that runs
+        self.longest: float | None = None  # no operation may take longer
 
     @staticmethod
     def make_names_data(name: str) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
@@ -93,7 +94,11 @@ class NodeConnector(BaseConnector):  # type: ignore[misc]
     ) -> tuple[bool, CommandOutput]:
         self.forget()
         stdin = command.stdin if isinstance(command, Feed) else None
-        self.last = self.shell.run(command.get_raw_value(), stdin=stdin, timeout=self.timeout)
+        self.last = self.shell.run(
+            command.get_raw_value(),
+            stdin=stdin,
+            timeout=self.timeout if self.longest is None else min(self.timeout, self.longest),
+        )
         lines = [OutputLine("stdout", line) for line in self.last.stdout.splitlines()]
         lines += [OutputLine("stderr", line) for line in self.last.stderr.splitlines()]
         return self.last.ok, CommandOutput(lines)

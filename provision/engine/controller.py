@@ -106,6 +106,7 @@ def converge(
     components: Collection[str] | None = None,
     sudo_password: str | None = None,
     show: Callable[[Event], None] = lambda event: None,
+    timeout: float | None = None,
     reboot: bool = True,
     admitted: Collection[str] = (),
 ) -> Document:
@@ -132,6 +133,7 @@ def converge(
         sudo_password=sudo_password,
         escrow=copy,
         facts=journal.facts(scope),
+        timeout=timeout,
         reboot=reboot,
         admitted=frozenset(admitted),
     )
@@ -168,6 +170,7 @@ def converge(
             "run": run,
             "interrupted": outcome.interrupted,
             "counts": outcome.counts,
+            "facts_only": [] if site.head in nodes else [site.head.name],
             "operations": [{key: op[key] for key in op if key != "event"} for op in outcome.operations],
         },
     )

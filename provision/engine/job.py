@@ -34,5 +34,6 @@ class Job:
     facts: Mapping[str, Sequence[str]] = field(
         default_factory=dict
     )  # node -> fact commands read by its last run
+    timeout: float | None = None  # seconds at most for an operation; None: what each operation is given
     reboot: bool = True  # nodes that must reboot do so; False: they only say it
     admitted: frozenset[str] = frozenset()

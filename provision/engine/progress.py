@@ -52,6 +52,8 @@ def describe(event: Event) -> str | None:
     """The line that tells an event, None for those that only matter in a live table. Pure."""
     node = event.get("node", "")
     match event["event"]:
+        case "connect" if event.get("only") == "facts":
+            return f"{node}: facts only: it is outside of this run, but holds what the others need"
         case "step" if event["outcome"] == "done":
             changed = event["changed"]
             return f"{node}: {event['step']} {changed or 'no'} change{'' if changed == 1 else 's'}"
@@ -102,7 +104,11 @@ def _terminal(title: str, nodes: Sequence[str]) -> Iterator[Callable[[Event], No
             if row is not None:
                 _update(row, event)
             line = describe(event)
-            if line and event["event"] in ("warning", "reboot", "secret", "stopping", "note"):
+            if (
+                (line
+                and event["event"] in ("warning", "reboot", "secret", "stopping", "note"))
+                or event.get("only")
+            ):
                 console.print(line, highlight=False, markup=False)
 
         yield show

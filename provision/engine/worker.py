@@ -206,6 +206,7 @@ class Worker:
             self._contradict(name, facts)
             if job.with_secrets and name == job.site.head.name:
                 self._tell_secrets(self._gather_secrets(conn.shell))
+            conn.longest = job.timeout
             conn.attach(recorder, facts.profile, facts.limits)
             conn.foretell(list(job.facts.get(name, ())))
             self.board.await_seen(n for n in job.all_nodes if self._hardware_unknown(n))
