@@ -23,7 +23,6 @@ from provision.site.models import Node, Site
 
 JOB_MINUTES = 15  # Slurm's limit for the level quick, which takes one or two; training longer comes on top
 WAIT_SECONDS = 900.0
-ANSWER_SECONDS = 60.0  # for a resumed node's slurmd
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ class _Burnin:
             return judge(None, self.expected, left_out=left_out)
         reservation = self.launcher.reserve(known)
         try:
-            left_out |= self._open(known)
+            left_out |= acceptance.admit(self.run, known, pause=self.launcher.pause)
             usable = [node for node in self.workers if node.name not in left_out]
             judgement = self._judge(self._jobs(usable, reservation), left_out)
         except StillRunning:
@@ -139,21 +138,6 @@ class _Burnin:
         self._quarantine(closing)
         self.launcher.release(reservation)
         return judgement
-
-    def _open(self, names: Sequence[str]) -> dict[str, str]:
-        """Open nodes to the reservation's user; returns why the others stay closed.
-
-        A resumed node counts as not responding until slurmctld has asked its slurmd once more.
-        """
-        refused = acceptance.admit(self.run, names)
-        deadline = time.monotonic() + ANSWER_SECONDS
-        while refused and time.monotonic() < deadline:
-            now = acceptance.states(self.run)
-            refused = {name: why for name, why in refused.items() if not now[name].usable}
-            if not any("NOT_RESPONDING" in now[name].flags and not now[name].drained for name in refused):
-                break
-            self.launcher.pause(1.0)
-        return refused
 
     def _quarantine(self, reasons: Mapping[str, str]) -> None:
         for reason in dict.fromkeys(reasons.values()):

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from shlex import quote
 from typing import Protocol
 
-from provision.components.slurm.exports import AWAITING, MARK, ours, slurm_fold
+from provision.components.slurm.exports import MARK, ours, slurm_fold
 from provision.engine.remote import Output
 
 _TIMEOUT = 30.0  # seconds for one question to slurmctld
+ANSWER_SECONDS = 60.0  # for the slurmd of a node that was just resumed
 
 BASES = frozenset({"UNKNOWN", "DOWN", "IDLE", "ALLOCATED", "ERROR", "MIXED", "FUTURE"})
 FLAGS = frozenset(
@@ -137,6 +139,12 @@ class NodeState:
         return self.version is not None and self.base != "UNKNOWN" and "NOT_RESPONDING" not in self.flags
 
     @property
+    def silent(self) -> bool:
+        """Whether nothing but an answer of its slurmd is missing."""
+        closed = self.drained or self.invalid or self.base == "DOWN"
+        return "NOT_RESPONDING" in self.flags and not closed
+
+    @property
     def drained(self) -> bool:
         return bool(self.flags & {"DRAIN", "FAIL"})
 
@@ -233,10 +241,12 @@ def states(run: Run) -> dict[str, NodeState]:
     return parse_nodes(_asked(run, "scontrol show nodes --json"))
 
 
-def admit(run: Run, nodes: Collection[str]) -> dict[str, str]:
+def admit(run: Run, nodes: Collection[str], *, pause: Callable[[float], None] = time.sleep) -> dict[str, str]:
     """Open `nodes` to jobs, those that only this tool's mark keeps closed.
 
     Returns node -> why it was not opened, for the others: a person's drain, not registered, refused by slurmctld.
+    A resumed node counts as not responding until slurmctld has asked its slurmd once more: that is waited for,
+    ANSWER_SECONDS at most, by `pause`.
     """
     now = states(run)
     refused: dict[str, str] = {}
@@ -249,11 +259,23 @@ def admit(run: Run, nodes: Collection[str]) -> dict[str, str]:
             opened.append(name)
     if opened:
         _asked(run, f"scontrol update nodename={quote(slurm_fold(opened))} state=resume")
-        after = states(run)
-        for name in opened:
-            if name not in after or not after[name].usable:
-                refused[name] = f"still {after[name].word if name in after else 'unknown'} after resume"
+        refused |= _await_usable(run, opened, pause)
     return refused
+
+
+def _await_usable(run: Run, names: Collection[str], pause: Callable[[float], None]) -> dict[str, str]:
+    """Wait for resumed nodes that only have to answer yet; node -> why, for those that are not usable then."""
+    deadline = time.monotonic() + ANSWER_SECONDS
+    while True:
+        now = states(run)
+        closed = {name: now.get(name) for name in names if name not in now or not now[name].usable}
+        silent = any(state is not None and state.silent for state in closed.values())
+        if not silent or time.monotonic() >= deadline:
+            return {
+                name: f"still {state.word if state is not None else 'unknown'} after resume"
+                for name, state in closed.items()
+            }
+        pause(1.0)
 
 
 def _closed(state: NodeState | None) -> str | None:
@@ -295,11 +317,6 @@ def mark(reason: str) -> str:
     """A reason as slurmctld keeps it: one line that carries this tool's mark."""
     text = re.sub(r"\s+", " ", reason).strip().replace('"', "'")
     return text if ours(text) else f"{MARK} {text}"
-
-
-def await_acceptance(run: Run, nodes: Collection[str]) -> list[str]:
-    """Close `nodes` until they have been tried (again)."""
-    return quarantine(run, nodes, AWAITING)
 
 
 def _asked(run: Run, command: str) -> str:
