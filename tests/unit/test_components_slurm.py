@@ -264,6 +264,16 @@ def test_every_user_of_the_site_has_an_account(tmp_path: Path) -> None:
     assert "sacctmgr -iQ add user bob cluster=$c account=default" in accounting.make(site)
 
 
+def test_the_admin_whom_nodes_are_reached_as_may_have_jobs_and_root_needs_no_association(
+    tmp_path: Path,
+) -> None:
+    site = make_site(tmp_path, access={"user": "ops"})
+    assert exports.associations(site) == [("default", "alice"), ("default", "bob"), ("default", "ops")]
+    listed = make_site(tmp_path, {"accounts": [{"name": "nlp", "users": ["ops"]}]}, access={"user": "ops"})
+    assert ("nlp", "ops") in exports.associations(listed)
+    assert list(exports.problems(listed)) == []
+
+
 @pytest.mark.parametrize(
     ("written", "printed"),
     [
@@ -527,6 +537,41 @@ def test_only_what_this_tool_closed_is_opened() -> None:
     assert "fan is loud" in refused["g03"]
     assert "not registered" in refused["g04"]
     assert "not understood" in refused["g06"]
+
+
+def test_a_resumed_node_is_waited_for_until_it_answers() -> None:
+    waiting = "provision: awaiting acceptance"
+    head = Head(*(entry(name, "IDLE", "DRAIN", reason=waiting) for name in ("g01", "g02", "g03")))
+    pauses: list[float] = []
+
+    def resumed(command: str, stdin: bytes | None = None, timeout: float = 1) -> Output:
+        answer = head(command, stdin, timeout)
+        if "state=resume" in command:
+            head.nodes["g01"]["state"] = ["IDLE", "NOT_RESPONDING"]
+            head.nodes["g02"]["state"] = ["DOWN", "NOT_RESPONDING"]
+        return answer
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            head.nodes["g01"]["state"] = ["IDLE"]
+
+    refused = acceptance.admit(resumed, ["g01", "g02", "g03"], pause=pause)
+    assert refused == {"g02": "still down+not_responding after resume"}
+    assert len(pauses) == 3
+
+
+def test_a_node_that_never_answers_costs_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = Head(entry("g01", "IDLE", "DRAIN", reason="provision: awaiting acceptance"))
+    monkeypatch.setattr(acceptance, "ANSWER_SECONDS", 0.0)
+
+    def silent(command: str, stdin: bytes | None = None, timeout: float = 1) -> Output:
+        answer = head(command, stdin, timeout)
+        if "state=resume" in command:
+            head.nodes["g01"]["state"] = ["IDLE", "NOT_RESPONDING"]
+        return answer
+
+    assert acceptance.admit(silent, ["g01"]) == {"g01": "still idle+not_responding after resume"}
 
 
 def test_quarantine_keeps_a_persons_reason() -> None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.components.time import exports
+from provision.components.time import checks, exports
+from provision.engine.remote import local_shell
 from provision.profiles import distribution
 from provision.site.models import Site, SiteFile
 
@@ -107,3 +108,21 @@ def test_sources_with_their_reach_and_measured_offset() -> None:
 def test_anything_else_is_an_error_and_never_a_time(text: str) -> None:
     with pytest.raises(ValueError, match=r"expected|invalid|could not|new-line"):
         exports.parse_tracking(text)
+
+
+def test_a_chronyd_that_does_not_answer_is_asked_once_and_in_bounded_time(tmp_path: Path) -> None:
+    """The shell text of the checks, with a chronyc that counts its calls and never hears from its daemon."""
+    program = tmp_path / "chronyc"
+    program.write_text(
+        f"#!/bin/sh\necho called >>{tmp_path}/calls\necho '506 Cannot talk to daemon'\nexit 1\n"
+    )
+    program.chmod(0o755)
+    shell = local_shell("h1")
+    try:
+        asked = f"PATH={tmp_path}:$PATH; {checks.SETTLED}{checks.CHRONYC} tracking"
+        answer = shell.run(asked, timeout=30)
+    finally:
+        shell.close()
+    assert (answer.rc, answer.stdout) == (1, "506 Cannot talk to daemon\n")
+    assert (tmp_path / "calls").read_text() == "called\n"
+    assert "timeout 4 " in checks.CHRONYC

@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 
 ETC = "/etc/slurm"
 CONF = f"{ETC}/slurm.conf"
-CGROUP = f"{ETC}/cgroup.conf"
-GRES = f"{ETC}/gres.conf"
-TOPOLOGY = f"{ETC}/topology.conf"
-CONTAINER = f"{ETC}/job_container.conf"
 DATABASE = f"{ETC}/slurmdbd.conf"
 JWT_KEY = f"{ETC}/jwt_hs256.key"
 PROLOG, EPILOG = f"{ETC}/prolog.d", f"{ETC}/epilog.d"
@@ -417,14 +413,18 @@ def accounts(site: Site) -> list[Account]:
     return [Account(name=section.default_account), *section.accounts]
 
 
+def users(site: Site) -> list[str]:
+    """Who may have jobs: the users of the site, and the admins whom nodes are reached as (root always may)."""
+    admins = [node.access.user for node in site.nodes.values() if node.access.user != "root"]
+    return list(dict.fromkeys([*(user.name for user in base.users(site)), *admins]))
+
+
 def associations(site: Site) -> list[tuple[str, str]]:
-    """(account, user) for every user of the site; the first of a user's accounts is its default."""
+    """(account, user) for everybody who may have jobs; the first of a user's accounts is its default."""
     section = settings(site)
     placed = [(account.name, user) for account in section.accounts for user in account.users]
     have = {user for _, user in placed}
-    return placed + [
-        (section.default_account, user.name) for user in base.users(site) if user.name not in have
-    ]
+    return placed + [(section.default_account, name) for name in users(site) if name not in have]
 
 
 # Releases
@@ -516,12 +516,14 @@ def _duplicates(rule: str, key: tuple[str | int, ...], names: list[str]) -> Iter
 
 
 def _unknown_users(site: Site, section: SlurmSettings) -> Iterator[Problem]:
-    known = {user.name for user in base.users(site)}
+    known = users(site)
     for index, account in enumerate(section.accounts):
         for at, user in enumerate(account.users):
             if user not in known:
                 where = ("scheduler", "slurm", "accounts", index, "users", at)
-                yield Problem("unknown-user", where, read=user, expected="a user of base.users")
+                yield Problem(
+                    "unknown-user", where, read=user, expected="a user of base.users, or access.user"
+                )
 
 
 def _topology_problems(site: Site, section: SlurmSettings) -> Iterator[Problem]:

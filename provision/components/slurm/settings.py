@@ -65,7 +65,9 @@ class Account(Settings):
 
     name: Name
     fair_share: int = Field(1, ge=0)
-    users: list[Name] = Field(default_factory=list)  # of base.users; the others use `default_account`
+    users: list[Name] = Field(
+        default_factory=list
+    )  # of base.users, or access.user; the others use `default_account`
 
 
 class Qos(Settings):

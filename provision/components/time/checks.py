@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from typing import Any
 
 from provision.components.time.exports import OTHERS, parse_sources, parse_tracking, where
 from provision.components.time.settings import TimeSettings
@@ -10,10 +11,11 @@ from provision.report.model import Verdict
 from provision.verify.check import Found, Target, check, expect, unknown
 from provision.verify.systemd import unit_runs
 
-# A daemon that has just started gets a few seconds for its first answers.
-_SETTLED = (
-    "for i in 1 2 3 4 5 6 7 8 9 10; do "
-    "case $(chronyc -n -c tracking) in *'Not synchronised') sleep 1;; *) break;; esac; done; "
+CHRONYC = "timeout 4 chronyc -n -c"  # by itself it waits 7 s for a chronyd that does not answer
+# A daemon that has just started gets a few seconds for its first answers; one that does not answer is asked once.
+SETTLED = (
+    f'for i in 1 2 3 4 5 6 7 8 9 10; do t=$({CHRONYC} tracking) || {{ rc=$?; echo "$t"; exit $rc; }}; '
+    "case $t in *'Not synchronised') sleep 1;; *) break;; esac; done; "
 )
 
 
@@ -25,8 +27,8 @@ def runs(at: Target) -> Found:
 @check("time-synchronised")
 def synchronised(at: Target) -> Found:
     """chronyd follows a source, or leads by itself as an isolated head does."""
-    command = "chronyc -n -c tracking"
-    answer = at.host.run(_SETTLED + command)
+    command = f"{CHRONYC} tracking"
+    answer = at.host.run(SETTLED + command)
     if answer.rc != 0:
         return unknown(_said(answer), source=command)
     try:
@@ -48,8 +50,8 @@ def synchronised(at: Target) -> Found:
 @check("time-offset")
 def offset(at: Target) -> Found:
     """The clock is near that of a head; on heads, of their own source."""
-    command = "chronyc -n -c sources"
-    answer = at.host.run(_SETTLED + command)
+    command = f"{CHRONYC} sources"
+    answer = at.host.run(SETTLED + command)
     if answer.rc != 0:
         return unknown(_said(answer), source=command)
     try:
@@ -103,6 +105,7 @@ def _addresses(at: Target) -> set[str]:
     }
 
 
-def _said(answer: object) -> str:
-    text = f"{getattr(answer, 'stderr', '')}{getattr(answer, 'stdout', '')}".strip()
-    return text or f"exit {getattr(answer, 'rc', '?')}"
+def _said(answer: Any) -> str:
+    if answer.rc == 124:
+        return "chronyd does not answer"
+    return f"{answer.stderr}{answer.stdout}".strip() or f"exit {answer.rc}"
