@@ -29,7 +29,7 @@ def parse_findmnt(text: str) -> Actual | None:
     return Actual(systems[-1]["source"], systems[-1]["fstype"])
 
 
-def same_mount(actual: Actual, wanted: exports.Mounted, bind_source: str | None = None) -> bool:
+def same_mount(actual: Actual, wanted: exports.Mounted) -> bool:
     """Whether `actual` is what was wanted: FUSE types carry a prefix, NFS comes as nfs4, sources vary in slashes."""
     kind = actual.type.removeprefix("fuse.")
     if wanted.type == "none":
@@ -110,6 +110,8 @@ def shared(at: Target) -> Found:
         word = secrets.token_hex(8)
         name = quote(f"{path}/{exports.PROBE}/{at.node.name}-{word}")
         wrote = at.host.run(f"timeout 20 sh -c 'umask 022; echo {word} > {name}'")
+        if wrote.rc in (126, 127):
+            return unknown(wrote.stderr.strip(), source=name)
         if wrote.rc != 0:
             why = "no answer within 20 s" if wrote.rc == 124 else wrote.stderr.strip()
             return Found(Verdict.FAIL, f"cannot write: {why}", "a new file", _advice(path), source=name)

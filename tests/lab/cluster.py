@@ -1,0 +1,133 @@
+"""The lab brought to inventories/lab.yml for some components, and its checks one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from provision.components import registry
+from provision.engine.controller import converge
+from provision.engine.remote import Output, RootShell, connect
+from provision.report.model import Document, Finding, Verdict
+from provision.site.load import find, load
+from provision.site.lock import load_lock
+from provision.site.models import Site
+from provision.verify.run import verify
+
+HEAD, WORKER, OTHER = "lab-head", "lab-gpu-1", "lab-gpu-2"
+
+
+@dataclass(frozen=True)
+class Case:
+    """How a check's subject and its source are broken on `node`, and mended: shell text, run as root.
+
+    Where `mend` is None the subject is mended by apply.
+    """
+
+    check: str
+    subject: str
+    source: str
+    undo: str  # of `source`
+    node: str = WORKER
+    mend: str | None = None
+
+    def __str__(self) -> str:
+        return self.check
+
+
+def hidden(check: str, subject: str, program: str, node: str = WORKER, mend: str | None = None) -> Case:
+    """A case whose source is a program that is not there."""
+    return Case(check, subject, f"mv {program} {program}.away", f"mv {program}.away {program}", node, mend)
+
+
+@dataclass
+class Cluster:
+    site: Site
+    components: list[str]
+    shells: dict[str, RootShell] = field(default_factory=dict)
+
+    def run(self, node: str, command: str, timeout: float = 120) -> Output:
+        """A command on a node as root."""
+        if node not in self.shells or not self.shells[node].alive:
+            self.shells[node] = connect(self.site, self.site.nodes[node])
+        return self.shells[node].run(command, timeout=timeout)
+
+    def must(self, node: str, command: str) -> str:
+        """A command that has to succeed, and what it prints."""
+        output = self.run(node, command)
+        assert output.ok, f"{node}: {command}: {output.stderr or output.stdout}"
+        return output.stdout
+
+    def apply(self, components: list[str] | None = None) -> Document:
+        nodes = list(self.site.nodes.values())
+        return converge(
+            self.site,
+            nodes,
+            verb="apply",
+            forecast=False,
+            components=components or self.components,
+            reboot=False,
+        )
+
+    def plan(self) -> Document:
+        nodes = list(self.site.nodes.values())
+        return converge(self.site, nodes, verb="plan", forecast=True, components=self.components)
+
+    def found(self, check: str, node: str) -> Finding:
+        """What one check finds on one node."""
+        component = next(
+            each.component for name in self.components for each in registry.checks(name) if each.name == check
+        )
+        findings = verify(self.site, load_lock(self.site), [self.site.nodes[node]], components=[component])
+        (finding,) = [finding for finding in findings if finding.check == check]
+        return finding
+
+    def close(self) -> None:
+        for shell in self.shells.values():
+            shell.close()
+
+
+@contextmanager
+def brought_up(*components: str) -> Iterator[Cluster]:
+    """The running lab with base and `components` of inventories/lab.yml applied."""
+    cluster = Cluster(load(find("inventories/lab.yml")), list(components))
+    try:
+        document = cluster.apply(["base", *components])
+        assert document.verdict is Verdict.PASS, document.findings
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def changed(document: Document) -> dict[str, int]:
+    """The nodes on which something was, or would be, changed."""
+    return {name: result.changed for name, result in document.nodes.items() if result.changed}
+
+
+def names(components: Iterable[str]) -> set[str]:
+    """The names of all checks of `components`."""
+    return {check.name for component in components for check in registry.checks(component)}
+
+
+def try_case(cluster: Cluster, case: Case) -> None:
+    """Healthy it passes; without its source it cannot tell; with its subject broken it fails; mended it passes."""
+    assert cluster.found(case.check, case.node).verdict.good
+    cluster.must(case.node, case.source)
+    try:
+        unsure = cluster.found(case.check, case.node)
+    finally:
+        cluster.must(case.node, case.undo)
+    assert unsure.verdict is Verdict.UNKNOWN, unsure
+    assert unsure.why, unsure
+    cluster.must(case.node, case.subject)
+    failing = cluster.found(case.check, case.node)
+    if case.mend is not None:
+        cluster.must(case.node, case.mend)
+    else:
+        document = cluster.apply()
+        assert document.verdict is Verdict.PASS, document.findings
+        assert set(changed(document)) == {case.node}
+    assert failing.verdict is Verdict.FAIL, failing
+    assert failing.read != failing.expected, failing
+    assert cluster.found(case.check, case.node).verdict.good
