@@ -41,6 +41,7 @@ def test_all_nodes_see_one_tree_and_users_own_their_homes(cluster: Cluster) -> N
 
 def test_the_account_that_the_tool_comes_in_by_kept_its_home(cluster: Cluster) -> None:
     assert "ssh-" in cluster.must(OTHER, "cat /home/ops/.ssh/authorized_keys")
+    assert cluster.must(OTHER, "stat -c '%U %a' /etc/ssh/access/ops") == "root 644\n"
 
 
 def test_what_a_hand_changed_is_shown_and_mended(cluster: Cluster) -> None:

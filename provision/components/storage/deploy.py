@@ -21,9 +21,16 @@ $g info {name} >/dev/null 2>&1 || $g create {name} {brick} force >&2 || exit 1
 $g set {name} auth.allow {clients} >&2 || exit 1
 $g info {name} | grep -qx 'Status: Started' || $g start {name} >&2"""
 
+_MOUNTED = "findmnt -n --mountpoint {path} >/dev/null && timeout 20 stat {path} >/dev/null 2>&1 || exit 1"
+
 # What the local directory holds is hidden by the mount: the server takes it over into what it serves, other nodes
 # only look whether the account this tool comes in by would still find its home.
-_FIRST_MOUNT = """set -eu
+_MOUNT = """set -eu
+if findmnt -n --mountpoint {path} >/dev/null; then  # it does not answer: its server may be coming back
+  for i in $(seq 60); do ! timeout 5 stat {path} >/dev/null 2>&1 || exit 0; sleep 0.5; done
+  systemctl restart {unit}
+  exit 0
+fi
 t=$(mktemp -d /run/provision-mount.XXXXXX)
 trap 'mountpoint -q "$t" && umount "$t"; rmdir "$t"' EXIT
 mkdir -p {path}
@@ -45,6 +52,13 @@ esac
 umount "$t"
 systemctl daemon-reload
 systemctl start {unit}"""
+
+# The keys of the account that this tool comes in by, where no server is needed to read them.
+_KEYS = """home=$(getent passwd {user} | cut -d: -f6) || exit 2
+case $home/ in {below}) ;; *) exit 0;; esac
+[ ! -s "$home/.ssh/authorized_keys" ] || """
+_KEYS_TEST = _KEYS + "[ -s {file} ] || exit 1"
+_KEYS_MAKE = _KEYS + 'install -D -m 644 "$home/.ssh/authorized_keys" {file}'
 
 # A device is blank when it carries no signature, no partition, no holder, and its first MiB is zeros.
 _BLANK = """dev={device}
@@ -94,6 +108,7 @@ def _mount_all(on: Context) -> None:
     serves = _serves(on)
     for purpose in exports.client_packages(mounts):
         ops.packages(*on.profile.packages(purpose))
+    _keep_access(on, mounts)
     for mounted in mounts:
         if reason := limit(on.limits, f"mount:{mounted.type}"):
             ops.skip(f"mount {mounted.path}", reason)
@@ -136,6 +151,23 @@ def _serve(on: Context) -> None:
         )
 
 
+def _keep_access(on: Context, mounts: list[exports.Mounted]) -> None:
+    """Let the account that this tool comes in by log in while the server of its home is down."""
+    user = on.node.access.user
+    if user == "root" or not mounts:
+        return
+    words = {
+        "user": quote(user),
+        "file": quote(f"{exports.ACCESS_KEYS}/{user}"),
+        "below": "|".join(f"{mounted.path}/?*" for mounted in mounts),
+    }
+    ops.ensure(
+        f"keys of {user} on the node itself", test=_KEYS_TEST.format(**words), make=_KEYS_MAKE.format(**words)
+    )
+    ops.file(exports.ACCESS_DROP_IN, exports.access_dropin(user), validate="sshd -t -f {}")
+    ops.unit(on.profile.unit("ssh"), reads=[exports.ACCESS_DROP_IN], reload=True)
+
+
 def _mount(on: Context, mounted: exports.Mounted, *, take_over: bool) -> None:
     path = f"/etc/systemd/system/{mounted.unit}"
     ops.file(path, exports.mount_unit(mounted))
@@ -150,8 +182,8 @@ def _mount(on: Context, mounted: exports.Mounted, *, take_over: bool) -> None:
     }
     ops.ensure(
         f"{mounted.path} mounted",
-        test=f"mountpoint -q {quote(mounted.path)} || exit 1",
-        make=_FIRST_MOUNT.format(**words),
+        test=_MOUNTED.format(**words),
+        make=_MOUNT.format(**words),
     )
     ops.unit(mounted.unit, reads=[path])
 

@@ -28,6 +28,8 @@ _CLIENTS = {"nfs": "nfs-client", "nfs4": "nfs-client", "glusterfs": "glusterfs-c
 # A root-only folder of the server's daemon would not do for the check that all nodes see one tree: root is
 # squashed by NFS, so anybody may write here.
 PROBE = ".provision"
+ACCESS_KEYS = "/etc/ssh/access"
+ACCESS_DROP_IN = "/etc/ssh/sshd_config.d/05-provision-access.conf"
 EXPORTS_FILE = "/etc/exports.d/provision.exports"
 
 # glusterd's own port and its bricks' (each brick takes the next one); NFS version 4 needs only one.
@@ -119,6 +121,11 @@ def volume(path: str) -> str:
 def mount_unit(mounted: Mounted) -> str:
     """The text of the systemd unit that mounts it."""
     return render("storage", "mount.j2", mounted=mounted, local=mounted.type == "none")
+
+
+def access_dropin(user: str) -> str:
+    """sshd looks for the keys of `user` on the node first, and in a home that may hang or be gone only then."""
+    return f"Match User {user}\n    AuthorizedKeysFile {ACCESS_KEYS}/%u .ssh/authorized_keys\n"
 
 
 def client_packages(found: list[Mounted]) -> list[str]:
