@@ -11,12 +11,13 @@ import json
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from shlex import quote
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from provision.engine.deploy import Secret
-from provision.engine.remote import RootShell, quote
+from provision.engine.remote import RootShell
 
 DIRECTORY = "/var/lib/provision"
 State = Literal["new", "configured", "verified", "burned-in", "admitted", "quarantined"]

@@ -104,10 +104,8 @@ def _terminal(title: str, nodes: Sequence[str]) -> Iterator[Callable[[Event], No
             if row is not None:
                 _update(row, event)
             line = describe(event)
-            if (
-                (line
-                and event["event"] in ("warning", "reboot", "secret", "stopping", "note"))
-                or event.get("only")
+            if (line and event["event"] in ("warning", "reboot", "secret", "stopping", "note")) or event.get(
+                "only"
             ):
                 console.print(line, highlight=False, markup=False)
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Become = Literal["root", "sudo", "sudo-password"]
 
 DEFAULT_TIMEOUT = 300.0  # seconds for one command
+MOST_OUTPUT = 64 << 20  # bytes of commands' output held in memory; more is no answer to anything asked here
 _CHUNK = 65536
 
 
@@ -74,7 +75,12 @@ class RootShell:
         self, argv: Sequence[str], become: Become, *, name: str, sudo_password: str | None = None
     ) -> None:
         self.name = name
-        self._nonce = f"@@{os.urandom(12).hex()}"
+        self._nonce = (
+            f"@@{os.urandom(12).hex()}"  # stands in arguments: for the greeting and sudo's prompt alone
+        )
+        self._mark = (
+            f"@@{os.urandom(12).hex()}"  # of ends of outputs: travels on standard input, nobody can forge it
+        )
         self._process = subprocess.Popen(
             [*argv, _remote_command(self._nonce, become)],
             stdin=subprocess.PIPE,
@@ -88,6 +94,7 @@ class RootShell:
             os.set_blocking(pipe.fileno(), False)
         self._out = bytearray()
         self._err = bytearray()
+        self._out_seen = self._err_seen = 0  # so far there is no end mark
         try:
             self._greet(sudo_password)
         except BaseException:
@@ -118,16 +125,9 @@ class RootShell:
         for command in commands:
             if "\0" in command:
                 raise ValueError("a command holds a NUL byte: content goes to stdin, not into the command")
-        script = "".join(_framed(command, self._nonce, stdin) for command in commands)
-        try:
-            return self._exchange(script.encode(), len(commands), time.monotonic() + timeout)
-        except DeadlineExceeded:
-            self.close()
-            first = commands[0].strip().splitlines()[0][:80] if commands[0].strip() else ""
-            raise DeadlineExceeded(
-                f"{self.name}: no answer within {timeout:.0f} s to: {first}",
-                "the node or its disk may hang; the command may still be running there",
-            ) from None
+        script = "".join(_framed(command, self._mark, stdin) for command in commands)
+        first = commands[0].strip().splitlines()[0][:80] if commands and commands[0].strip() else ""
+        return self._exchange(script, len(commands), timeout, first)
 
     def hold_lock(self, path: str, note: str) -> str | None:
         """Lock the file `path` for as long as this session lives; None, or the note of who holds it already.
@@ -140,10 +140,10 @@ class RootShell:
             f"exec 9>>{quoted}\nif flock -n 9; then printf '%s\\n' {shlex.quote(note)} >{quoted}; __l=free; "
             f"else __l=$(cat {quoted}); exec 9>&-; fi\n"
         )
-        framed = _framed('printf %s "$__l"', self._nonce, None)
-        deadline = time.monotonic() + DEFAULT_TIMEOUT
-        answer = self._exchange((script + framed).encode(), 1, deadline)[0].stdout.decode("utf-8", "replace")
-        return None if answer == "free" else answer
+        script += _framed('printf %s "$__l"', self._mark, None)
+        [answer] = self._exchange(script, 1, DEFAULT_TIMEOUT, f"flock {path}")
+        text = answer.stdout.decode("utf-8", "replace")
+        return None if text == "free" else text
 
     @property
     def alive(self) -> bool:
@@ -202,21 +202,42 @@ class RootShell:
         except BrokenPipeError:
             raise self._lost() from None
 
-    def _exchange(self, data: bytes, count: int, deadline: float) -> list[RawOutput]:
+    def _exchange(self, script: str, count: int, timeout: float, what: str) -> list[RawOutput]:
+        """Send `script`, take in `count` outputs; `what` stands for it where there is no answer."""
+        deadline = time.monotonic() + timeout
         outputs: list[RawOutput] = []
-        end_out, end_err = f"\n{self._nonce} ".encode(), f"\n{self._nonce}\n".encode()
-        pending = memoryview(data)
-        while len(outputs) < count:
-            if pending:
-                pending = pending[self._try_write(pending) :]
-            self._pump(deadline, writing=bool(pending))
-            while (found := self._take(end_out, end_err)) is not None:
-                outputs.append(found)
+        pending = memoryview(script.encode())
+        try:
+            while len(outputs) < count:
+                if pending:
+                    pending = pending[self._try_write(pending) :]
+                self._pump(deadline, writing=bool(pending))
+                while (found := self._take()) is not None:
+                    outputs.append(found)
+                if len(self._out) + len(self._err) > MOST_OUTPUT:
+                    raise RemoteError(
+                        f"{self.name}: more than {MOST_OUTPUT >> 20} MiB of output of: {what}",
+                        "look at what it prints there, by hand",
+                    )
+        except DeadlineExceeded:
+            self.close()
+            raise DeadlineExceeded(
+                f"{self.name}: no answer within {timeout:.0f} s to: {what}",
+                "the node or its disk may hang; the command may still be running there",
+            ) from None
+        except RemoteError:
+            self.close()
+            raise
         return outputs
 
-    def _take(self, end_out: bytes, end_err: bytes) -> RawOutput | None:
+    def _take(self) -> RawOutput | None:
         """The next finished command's output, once both streams have shown its end mark."""
-        at, err_at = self._out.find(end_out), self._err.find(end_err)
+        end_out, end_err = f"\n{self._mark} ".encode(), f"\n{self._mark}\n".encode()
+        at, err_at = self._out.find(end_out, self._out_seen), self._err.find(end_err, self._err_seen)
+        if at < 0:
+            self._out_seen = max(0, len(self._out) - len(end_out))
+        if err_at < 0:
+            self._err_seen = max(0, len(self._err) - len(end_err))
         if at < 0 or err_at < 0:
             return None
         newline = self._out.find(b"\n", at + len(end_out))
@@ -226,6 +247,7 @@ class RootShell:
         output = RawOutput(rc, bytes(self._out[:at]), bytes(self._err[:err_at]))
         del self._out[: newline + 1]
         del self._err[: err_at + len(end_err)]
+        self._out_seen = self._err_seen = 0
         return output
 
     def _pump(self, deadline: float, *, writing: bool = False, connecting: bool = False) -> None:
@@ -267,7 +289,7 @@ class RootShell:
             self._process.wait()
         while data := _read(self._process.stderr.fileno()):
             self._err.extend(data)
-        text = self._err.decode("utf-8", "replace").replace(self._nonce, "").strip()
+        text = self._err.decode("utf-8", "replace").replace(self._nonce, "").replace(self._mark, "").strip()
         return explain_loss(self.name, text)
 
 
@@ -294,11 +316,14 @@ def explain_loss(name: str, text: str) -> RemoteError:
 
 
 def connect(site: Site, node: Node, *, sudo_password: str | None = None) -> RootShell:
-    """Open a root shell on `node`. Raises RemoteError with advice when that is impossible."""
+    """Open a root shell on `node`; the password only goes to nodes that the site file says want one.
+
+    Raises RemoteError with advice when that is impossible.
+    """
     if node.access.user == "root":
         become: Become = "root"
     else:
-        become = "sudo" if sudo_password is None else "sudo-password"
+        become = "sudo-password" if node.access.sudo_password else "sudo"
     return RootShell([*ssh_command(site, node), "--"], become, name=node.name, sudo_password=sudo_password)
 
 
@@ -323,15 +348,15 @@ def _remote_command(nonce: str, become: Become) -> str:
     return "exec " + shlex.join([*words, "sh", "-c", greet])
 
 
-def _framed(command: str, nonce: str, stdin: bytes | None) -> str:
+def _framed(command: str, mark: str, stdin: bytes | None) -> str:
     """Shell text that runs `command` in a subshell and then marks the end on both streams."""
-    text = f"__c=$(cat <<'{nonce}-c'\n{command}\n{nonce}-c\n)\n"
+    text = f"__c=$(cat <<'{mark}-c'\n{command}\n{mark}-c\n)\n"
     if stdin is None:
         text += '( eval "$__c" ) </dev/null 9>&-\n'
     else:
         encoded = base64.encodebytes(stdin).decode()
-        text += f"base64 -d <<'{nonce}-i' | ( eval \"$__c\" ) 9>&-\n{encoded}{nonce}-i\n"
-    return text + f"__r=$?; printf '\\n%s %d\\n' {nonce} $__r; printf '\\n%s\\n' {nonce} >&2\n"
+        text += f"base64 -d <<'{mark}-i' | ( eval \"$__c\" ) 9>&-\n{encoded}{mark}-i\n"
+    return text + f"__r=$?; printf '\\n%s %d\\n' {mark} $__r; printf '\\n%s\\n' {mark} >&2\n"
 
 
 def _read(fd: int) -> bytes | None:
@@ -340,8 +365,3 @@ def _read(fd: int) -> bytes | None:
         return os.read(fd, _CHUNK)
     except BlockingIOError:
         return None
-
-
-def quote(*words: str) -> str:
-    """`words` as one shell command line."""
-    return shlex.join(words)

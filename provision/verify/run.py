@@ -73,8 +73,7 @@ def verify(
     """
 
     def session(node: Node) -> Session:
-        password = sudo_password if node.access.sudo_password else None
-        return Session(node.name, lambda: reach(site, node, password))
+        return Session(node.name, lambda: reach(site, node, sudo_password))
 
     # Every check is loaded before any node is touched.
     wanted = {node.name: checks_for(site, node, components) for node in nodes}

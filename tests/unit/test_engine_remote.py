@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from provision.engine import remote
 from provision.engine.remote import DeadlineExceeded, RemoteError, RootShell, explain_loss, local_shell
+from provision.site.models import Site, SiteFile
 
 
 @pytest.fixture
@@ -58,6 +61,28 @@ def test_a_command_that_does_not_end_raises_with_its_text_and_closes_the_session
     assert not shell.alive
 
 
+def test_what_a_command_prints_is_never_taken_for_the_end_of_its_output(shell: RootShell) -> None:
+    """What other users can see of the session (the nonce in arguments) does not help them to forge an answer."""
+    visible = shell._nonce
+    output = shell.run(f"cat; printf '\\n%s\\n' {visible} >&2; exit 5", f"\n{visible} 0\n".encode())
+    assert (output.rc, output.stdout, output.stderr) == (5, f"\n{visible} 0\n", f"\n{visible}\n")
+    assert shell.run("echo in step").stdout == "in step\n"
+
+
+def test_output_without_end_ends_the_session_and_not_the_memory(
+    shell: RootShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "MOST_OUTPUT", 1 << 20)
+    with pytest.raises(RemoteError, match=r"node-1: more than 1 MiB of output of: yes"):
+        shell.run("yes", timeout=30)
+    assert not shell.alive
+
+
+def test_a_shell_that_dies_between_two_commands_is_said(shell: RootShell) -> None:
+    with pytest.raises(RemoteError, match=r"node-1: connection lost: killed by an admin"):
+        shell.run_many(["echo one", "echo killed by an admin >&2; kill -9 $$"], timeout=30)
+
+
 def test_a_nul_byte_in_a_command_is_refused_before_anything_is_sent(shell: RootShell) -> None:
     with pytest.raises(ValueError, match=r"NUL"):
         shell.run("echo \0")
@@ -89,6 +114,25 @@ def test_a_lock_is_held_by_one_session_and_freed_by_its_end(tmp_path: object) ->
         assert second.hold_lock(path, "bob@two, run 2") is None
     finally:
         second.close()
+
+
+@pytest.mark.parametrize(
+    ("user", "wanted", "become"),
+    [("root", False, "root"), ("ops", False, "sudo"), ("ops", True, "sudo-password")],
+)
+def test_the_sudo_password_goes_only_where_the_site_file_wants_it(
+    user: str, wanted: bool, become: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(remote, "RootShell", lambda argv, become, **more: opened.append(become))
+    document = {
+        "cluster": "test",
+        "access": {"user": user, "sudo_password": wanted},
+        "groups": {"head": {"hosts": "h", "roles": ["head"]}},
+    }
+    site = Site.from_file(SiteFile.model_validate(document), tmp_path / "test.yml")
+    remote.connect(site, site.head, sudo_password="hunter2")
+    assert opened == [become]
 
 
 @pytest.mark.parametrize(

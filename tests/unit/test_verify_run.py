@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -254,20 +253,6 @@ def test_another_node_that_is_unreachable_is_none(site: Site, checks: Checks) ->
     checks(made("cross", lambda at: expect(at.on("head-1"), None)))
     findings = run.verify(site, Lock(), [site.nodes["gpu-1"]], reach=reach)
     assert told(findings, "gpu-1")["cross"] is Verdict.PASS
-
-
-def test_the_sudo_password_goes_only_where_the_site_file_wants_it(site: Site, checks: Checks) -> None:
-    asked: dict[str, str | None] = {}
-
-    def reach(site: Site, node: Node, password: str | None) -> RootShell:
-        asked[node.name] = password
-        return local_shell(node.name)
-
-    access = site.nodes["gpu-1"].access.model_copy(update={"sudo_password": True})
-    nodes = [replace(site.nodes["gpu-1"], access=access), site.nodes["gpu-2"]]
-    checks(good())
-    run.verify(site, Lock(), nodes, sudo_password="x", reach=reach)
-    assert asked == {"gpu-1": "x", "gpu-2": None}
 
 
 def test_only_the_named_components_are_checked(site: Site, checks: Checks) -> None:
