@@ -58,10 +58,12 @@ ExecStart=/usr/local/sbin/lab-devices
 WantedBy=multi-user.target
 """
 
-# A node sees the machine's boot time: with -b slurmd reports its own start instead, which a reboot changes.
+# A node sees the machine's boot time: with -b slurmd reports its own start instead, which a reboot changes. Only its
+# first start of a boot does so, or every restart of slurmd would look like a reboot that nobody asked for.
 _SLURMD = """[Service]
 ExecStart=
-ExecStart=/usr/sbin/slurmd --systemd -b $SLURMD_OPTIONS
+ExecStart=/bin/sh -c 'b=-b; [ ! -e /run/lab-slurmd ] || b=; : >/run/lab-slurmd; \\
+    exec /usr/sbin/slurmd --systemd $$b $$SLURMD_OPTIONS'
 """
 
 _CHRONY = """[Unit]

@@ -19,7 +19,7 @@ CGROUP = f"{FETCHED}/cgroup.conf"
 
 def answering(option: str, text: str) -> str:
     """slurmd that says something else to `option`: a node whose memory or release is another one."""
-    script = f'#!/bin/sh\\n[ "$1" = {option} ] && {{ echo \'{text}\'; exit; }}\\nexec {SLURMD}.real "$@"\\n'
+    script = f'#!/bin/sh\\n[ "$1" != {option} ] || {{ echo "{text}"; exit; }}\\nexec {SLURMD}.real "$@"\\n'
     return f"mv {SLURMD} {SLURMD}.real; printf '{script}' >{SLURMD}; chmod 755 {SLURMD}"
 
 
