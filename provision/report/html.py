@@ -9,7 +9,7 @@ from importlib.resources import files
 import jinja2
 from markupsafe import Markup
 
-from provision.report.model import Document, Finding, NodeResult, Verdict
+from provision.report.model import Document, Finding, NodeResult, Verdict, worst
 from provision.report.plots import plots
 from provision.report.text import ORDER, by_subject, counts, location, printable, sentence, worst_first
 
@@ -32,6 +32,9 @@ def render(document: Document, *, at: datetime, version: str) -> str:
         counts=counts(document.findings),
         nodes={subject: document.nodes[subject] for subject in ordered if subject in document.nodes},
         groups={subject: worst_first(groups[subject]) for subject in ordered if groups[subject]},
+        verdicts={
+            subject: worst(f.verdict for f in groups[subject]) for subject in ordered if groups[subject]
+        },
         numbers={subject: number for number, subject in enumerate(ordered, start=1)},
         plots=[Markup(svg) for svg in plots(document.details)],
         digest=document.details.get("digest"),

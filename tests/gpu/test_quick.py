@@ -23,21 +23,9 @@ def gpus() -> int:
 @pytest.mark.skipif(gpus() < 1, reason="no PyTorch that sees a GPU here")
 def test_every_result_is_right_on_all_gpus(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc-per-node={gpus()}",
-            "-m",
-            "provision.burnin.workload",
-            "--out",
-            str(out),
-        ],
-        check=True,
-        timeout=600,
-    )
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={gpus()}"]
+    program = ["-m", "provision.burnin.workload", "--out", str(out)]
+    subprocess.run([sys.executable, *launch, *program], check=True, timeout=600)
     document = json.loads(out.read_text())
     assert document["complete"]
     assert document["backend"] == "nccl"
