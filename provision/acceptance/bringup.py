@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +13,10 @@ from provision.burnin.run import Options, run_burnin
 from provision.components.slurm import acceptance as slurm
 from provision.engine import headstate
 from provision.engine.controller import converge
+from provision.engine.journal import now
 from provision.engine.remote import RemoteError, RootShell, connect
-from provision.report.model import Document, Finding, NodeResult, Verdict, worst
+from provision.engine.stop import on_stop
+from provision.report.model import Document, NodeResult, Verdict, worst
 from provision.site.hostlist import fold
 from provision.site.lock import load_lock
 from provision.site.models import Node, Site
@@ -57,13 +57,7 @@ def bring_up(
     except KeyboardInterrupt:
         applied.details["interrupted"] = True
     except (RemoteError, headstate.HeadError, slurm.SlurmError) as error:
-        finding = Finding(
-            verdict=Verdict.UNKNOWN,
-            check="head-answers",
-            subject=site.head.name,
-            why=str(error),
-            action=getattr(error, "advice", None),
-        )
+        finding = headstate.silent(site, error)
         parts.append(Document(verb="up", site=site.cluster, verdict=Verdict.UNKNOWN, findings=[finding]))
     return _together(site, names, parts, {}, started)
 
@@ -96,7 +90,8 @@ def _climb(
     if not waiting or not site.enabled("slurm"):
         return
     show(_note(f"burn-in: {fold(node.name for node in waiting)}"))
-    with _stoppable() as stop:
+    stop = threading.Event()
+    with on_stop(stop.set):
         burned = run_burnin(
             site,
             waiting,
@@ -139,9 +134,7 @@ class _Ladder:
         for move in transitions.values():
             if move.node in refused:
                 move = replace(move, state="burned-in", reason=refused[move.node])
-            self.known[move.node] = headstate.Acceptance(
-                state=move.state, since=headstate.now(), reason=move.reason
-            )
+            self.known[move.node] = headstate.Acceptance(state=move.state, since=now(), reason=move.reason)
             told = f"{move.node}: {move.state}" + (f": {move.reason}" if move.reason else "")
             self._show(_note(told))
         headstate.write_acceptance(self.shell, self.known)
@@ -186,19 +179,6 @@ def _together(
             "steps": [{"verb": part.verb, "verdict": part.verdict, "seconds": part.seconds} for part in parts]
         },
     )
-
-
-@contextmanager
-def _stoppable() -> Iterator[threading.Event]:
-    """A flag that Ctrl-C (or TERM) sets: the burn-in cancels its job and puts the nodes back."""
-    stop = threading.Event()
-    signals = (signal.SIGINT, signal.SIGTERM)
-    previous = {number: signal.signal(number, lambda *_: stop.set()) for number in signals}
-    try:
-        yield stop
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _note(text: str) -> dict[str, Any]:

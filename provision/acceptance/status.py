@@ -25,15 +25,7 @@ def status(site: Site, nodes: Sequence[Node], *, sudo_password: str | None = Non
         finally:
             shell.close()
     except (RemoteError, headstate.HeadError, slurm.SlurmError) as error:
-        findings.append(
-            Finding(
-                verdict=Verdict.UNKNOWN,
-                check="head-readable",
-                subject=site.head.name,
-                why=str(error),
-                action=getattr(error, "advice", None),
-            )
-        )
+        findings.append(headstate.silent(site, error))
         results = {node.name: NodeResult(verdict=Verdict.UNKNOWN, reason=str(error)) for node in nodes}
     else:
         results = {node.name: _result(node.name, known) for node in nodes}

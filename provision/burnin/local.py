@@ -19,6 +19,7 @@ from provision.burnin.result import BurninResult, ResultError
 from provision.report.model import Document
 
 CPU_RANKS = 2  # the fewest that exchange anything
+PROBE_SECONDS = 120  # for a Python to import torch
 _PROBE = (
     "import json, torch; c = torch.cuda.is_available(); "
     "print(json.dumps({'torch': torch.__version__, 'gpus': torch.cuda.device_count() if c else 0}))"
@@ -44,10 +45,13 @@ def find_interpreter(candidates: list[str]) -> Interpreter:
     for candidate in candidates:
         try:
             answer = subprocess.run(
-                [candidate, "-c", _PROBE], capture_output=True, text=True, timeout=120, check=False
+                [candidate, "-c", _PROBE], capture_output=True, text=True, timeout=PROBE_SECONDS, check=False
             )
         except OSError as error:
             tried.append(f"{candidate}: {error.strerror}")
+            continue
+        except subprocess.TimeoutExpired:
+            tried.append(f"{candidate}: no answer within {PROBE_SECONDS} s")
             continue
         if answer.returncode == 0:
             found = json.loads(answer.stdout.splitlines()[-1])

@@ -17,6 +17,9 @@ from provision.burnin.result import BurninResult, ResultError
 from provision.burnin.settings import BurninSettings
 from provision.components.slurm import acceptance
 from provision.components.slurm.exports import AWAITING, ours
+from provision.engine import headstate
+from provision.engine.journal import journaled
+from provision.engine.remote import RemoteError, connect
 from provision.report.model import Document, NodeResult, Verdict, worst
 from provision.site.hostlist import fold
 from provision.site.models import Node, Site
@@ -68,6 +71,40 @@ def run_burnin(
         findings=judgement.findings,
         details=burnin.details,
     )
+
+
+def burn_in(
+    site: Site,
+    nodes: Sequence[Node],
+    options: Options,
+    *,
+    sudo_password: str | None,
+    progress: Callable[[str], None],
+    stop: threading.Event,
+) -> Document:
+    """`run_burnin` as the verb runs it: through a shell of its own on the head, with an entry in the journal.
+
+    A head that cannot be talked to makes every node UNKNOWN. Raises JournalError before anything is done.
+    """
+    with journaled(site, "burnin") as entry:
+        try:
+            shell = connect(site, site.head, sudo_password=sudo_password)
+            try:
+                document = run_burnin(site, nodes, shell.run, options, progress=progress, stop=stop)
+            finally:
+                shell.close()
+        except RemoteError as error:
+            unknown = NodeResult(verdict=Verdict.UNKNOWN, reason=str(error))
+            document = Document(
+                verb="burnin",
+                site=site.cluster,
+                verdict=Verdict.UNKNOWN,
+                nodes={node.name: unknown for node in nodes if node.has("worker")},
+                findings=[headstate.silent(site, error)],
+            )
+        document.details["run"] = entry.run
+        entry.verdict = document.verdict
+    return document
 
 
 def gpus_used(node: Node, settings: BurninSettings) -> int:

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from provision.cli.common import (
+    ComponentOption,
     JsonOption,
     LimitOption,
     SiteArgument,
     answer,
     ask_sudo_password,
+    keep,
     limited,
     open_site,
-    print_json,
-    refuse,
+    refusing,
 )
 from provision.engine.controller import converge, stale_nodes
-from provision.engine.plan import PlanError
 from provision.engine.progress import progress
-from provision.report import store
-from provision.report.model import Document, Finding, Verdict
-from provision.site.escrow import EscrowError
+from provision.report.model import Document, Finding, Verdict, worst
 from provision.site.models import Node, Site
 
-ComponentOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--component", "-c", metavar="NAME", help="Only this component; may be given several times."
-    ),
-]
 OperationTimeout = Annotated[
     float | None,
     typer.Option(
@@ -42,7 +34,6 @@ OperationTimeout = Annotated[
         help="Give up on any operation after this long, package installs too.",
     ),
 ]
-INTERRUPTED = 130  # exit status
 
 
 def plan(
@@ -62,10 +53,8 @@ def plan(
     cluster = open_site(site, "plan", as_json)
     nodes = limited(cluster, limit)
     document = _converge(cluster, nodes, "plan", component, as_json, timeout=timeout)
-    if as_json:
-        print_json(document)
-        raise typer.Exit(document.exit_status)
-    _print_operations(document, Console())
+    if not as_json:
+        _print_operations(document, Console())
     answer(document, as_json)
 
 
@@ -89,17 +78,7 @@ def apply(
     cluster = open_site(site, "apply", as_json)
     nodes = limited(cluster, limit)
     document = _converge(cluster, nodes, "apply", component, as_json, timeout=timeout, reboot=not no_reboot)
-    store.save(document, cluster)
-    end(document, as_json)
-
-
-def end(document: Document, as_json: bool) -> NoReturn:
-    """Answer; an interrupted run ends with its own exit status."""
-    if document.details.get("interrupted"):
-        try:
-            answer(document, as_json)
-        except typer.Exit:
-            raise typer.Exit(INTERRUPTED) from None
+    keep(document, cluster)
     answer(document, as_json)
 
 
@@ -114,7 +93,7 @@ def _converge(
     reboot: bool = True,
 ) -> Document:
     password = ask_sudo_password(site, [*nodes, site.head])
-    try:
+    with refusing():
         with progress(f"{verb} {site.cluster}", [node.name for node in nodes], quiet=as_json) as show:
             document = converge(
                 site,
@@ -127,9 +106,7 @@ def _converge(
                 timeout=timeout,
                 reboot=reboot,
             )
-    except (PlanError, EscrowError) as error:
-        refuse(str(error))
-    outside = stale_nodes(site, nodes) if len(nodes) < len(site.nodes) else []
+        outside = stale_nodes(site, nodes) if len(nodes) < len(site.nodes) else []
     if outside:
         document.findings.append(
             Finding(
@@ -141,6 +118,7 @@ def _converge(
                 action="files that list all nodes are old there until apply is run without --limit",
             )
         )
+        document.verdict = worst([document.verdict, Verdict.WARN])
     return document
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import tempfile
 import threading
@@ -12,20 +11,20 @@ from typing import Annotated
 import typer
 
 from provision.burnin.local import NoTorchError, find_interpreter, run_local
-from provision.burnin.run import WAIT_SECONDS, Options, run_burnin
+from provision.burnin.run import WAIT_SECONDS, Options, burn_in
 from provision.cli.common import (
+    INTERRUPTED,
     JsonOption,
     LimitOption,
     answer,
     ask_sudo_password,
+    keep,
     limited,
     open_site,
     refuse,
+    refusing,
 )
-from provision.engine.remote import RemoteError, connect
-from provision.report import store
-
-INTERRUPTED = 130
+from provision.engine.stop import on_stop
 
 
 def burnin(
@@ -62,23 +61,13 @@ def burnin(
         refuse(f"--limit {limit}: no worker among {', '.join(node.name for node in nodes)}")
     password = ask_sudo_password(site, [site.head])
     stop = threading.Event()
-    signal.signal(signal.SIGINT, lambda number, frame: stop.set())
+    options = Options(level=level, minutes=minutes, wait=wait)
     try:
-        shell = connect(site, site.head, sudo_password=password)
-        document = run_burnin(
-            site,
-            nodes,
-            shell.run,
-            Options(level=level, minutes=minutes, wait=wait),
-            progress=_progress,
-            stop=stop,
-        )
-    except RemoteError as error:
-        _progress(f"error: {error}" + (f"; {error.advice}" if error.advice else ""))
-        raise typer.Exit(1) from error
+        with refusing(), on_stop(stop.set):
+            document = burn_in(site, nodes, options, sudo_password=password, progress=_progress, stop=stop)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
-    store.save(document, site)
+    keep(document, site)
     answer(document, as_json)
 
 

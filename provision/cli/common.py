@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
+from provision.errors import InputError
 from provision.report.model import Document, Verdict
 from provision.site.hostlist import HostlistError, expand
 from provision.site.load import find, load, site_names
@@ -17,7 +19,9 @@ from provision.site.models import Node, Site
 from provision.site.problem import Problem, SiteError, nearest
 from provision.site.secrets import sudo_password
 
-WRONG_INPUT = 2  # exit status
+# exit statuses; 0 and 1 are those of a document
+WRONG_INPUT = 2
+INTERRUPTED = 130
 
 
 def _complete_site(incomplete: str) -> list[str]:
@@ -40,6 +44,12 @@ LimitOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on the standard output.")]
+ComponentOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--component", "-c", metavar="NAME", help="Only this component; may be given several times."
+    ),
+]
 TimeoutOption = Annotated[
     float,
     typer.Option("--timeout", metavar="SECONDS", min=1, help="Give up on an operation after this long."),
@@ -98,15 +108,34 @@ def ask_sudo_password(site: Site, nodes: Iterable[Node]) -> str | None:
         raise typer.Exit(WRONG_INPUT) from error
 
 
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Within the block an InputError is said, and ends with exit status 2."""
+    try:
+        yield
+    except InputError as error:
+        refuse(str(error))
+
+
+def keep(document: Document, site: Site) -> None:
+    """Keep `document` for `provision report`; what cannot be kept is answered all the same."""
+    from provision.report import store
+
+    try:
+        store.save(document, site)
+    except OSError as error:
+        typer.echo(f"warning: the answer is not kept for `provision report`: {error}", err=True)
+
+
 def answer(document: Document, as_json: bool) -> NoReturn:
-    """Print what a verb found out, and end with its exit status."""
+    """Print what a verb found out, and end with its exit status; that of a run that was interrupted is its own."""
     if as_json:
         print_json(document)
     else:
         from provision.report import terminal
 
         terminal.show(document)
-    raise typer.Exit(document.exit_status)
+    raise typer.Exit(INTERRUPTED if document.details.get("interrupted") else document.exit_status)
 
 
 def print_json(document: Document) -> None:

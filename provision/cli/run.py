@@ -8,20 +8,21 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from provision.cli.apply import end
 from provision.cli.common import (
     JsonOption,
     LimitOption,
     SiteArgument,
+    answer,
     ask_sudo_password,
+    keep,
     limited,
     open_site,
     refuse,
+    refusing,
 )
-from provision.engine.playbook import PlaybookError, find_playbook
+from provision.engine.playbook import find_playbook
 from provision.engine.playbook_journaled import run_journaled
 from provision.engine.progress import progress
-from provision.report import store
 
 
 def run(
@@ -52,7 +53,7 @@ def run(
     cluster = open_site(site, "run", as_json)
     nodes = limited(cluster, limit)
     variables = dict(map(_variable, extra or []))
-    try:
+    with refusing():
         path = find_playbook(cluster, playbook)
         password = ask_sudo_password(cluster, nodes)
         with progress(f"run {path.stem}", [node.name for node in nodes], quiet=as_json) as show:
@@ -66,10 +67,8 @@ def run(
                 sudo_password=password,
                 show=show,
             )
-    except PlaybookError as error:
-        refuse(str(error))
-    store.save(document, cluster)
-    end(document, as_json)
+    keep(document, cluster)
+    answer(document, as_json)
 
 
 def _variable(text: str) -> tuple[str, Any]:

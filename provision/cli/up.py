@@ -11,18 +11,18 @@ from rich.text import Text
 
 from provision.acceptance.bringup import bring_up
 from provision.acceptance.status import status as look
-from provision.cli.apply import end
 from provision.cli.common import (
     JsonOption,
     LimitOption,
     SiteArgument,
     answer,
     ask_sudo_password,
+    keep,
     limited,
     open_site,
+    refusing,
 )
 from provision.engine.progress import progress
-from provision.report import store
 
 
 def up(
@@ -46,12 +46,15 @@ def up(
     cluster = open_site(site, "up", as_json)
     nodes = limited(cluster, limit)
     password = ask_sudo_password(cluster, [*nodes, cluster.head])
-    with progress(f"up {cluster.cluster}", [node.name for node in nodes], quiet=as_json) as show:
+    with (
+        refusing(),
+        progress(f"up {cluster.cluster}", [node.name for node in nodes], quiet=as_json) as show,
+    ):
         document = bring_up(
             cluster, nodes, minutes=minutes, burnin_all=burnin_all, sudo_password=password, show=show
         )
-    store.save(document, cluster)
-    end(document, as_json)
+    keep(document, cluster)
+    answer(document, as_json)
 
 
 def status(site: SiteArgument, limit: LimitOption = None, as_json: JsonOption = False) -> None:
@@ -64,7 +67,9 @@ def status(site: SiteArgument, limit: LimitOption = None, as_json: JsonOption = 
     started = time.monotonic()
     cluster = open_site(site, "status", as_json)
     nodes = limited(cluster, limit)
-    document = look(cluster, nodes, sudo_password=ask_sudo_password(cluster, [cluster.head]))
+    password = ask_sudo_password(cluster, [cluster.head])
+    with refusing():
+        document = look(cluster, nodes, sudo_password=password)
     if not as_json:
         _print_runs(document.details["runs"], Console())
     answer(document.model_copy(update={"seconds": round(time.monotonic() - started, 2)}), as_json)

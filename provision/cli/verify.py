@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-import typer
-
-from provision.cli.apply import ComponentOption
 from provision.cli.common import (
+    ComponentOption,
     JsonOption,
     LimitOption,
     SiteArgument,
     TimeoutOption,
     answer,
     ask_sudo_password,
+    keep,
     limited,
     open_site,
     refuse,
+    refusing,
 )
 from provision.cli.report import HtmlOption, JunitOption, write_reports
-from provision.report import store
-from provision.verify.journaled import JournalError, verify_journaled
+from provision.verify.journaled import verify_journaled
 from provision.verify.progress import watching
 from provision.verify.run import components_of
 
@@ -48,21 +47,15 @@ def verify(
         if name not in named:
             refuse(f"--component {name}: has no checks in {cluster.cluster}; these have: {', '.join(named)}")
     password = ask_sudo_password(cluster, nodes)
-    try:
-        with watching([node.name for node in nodes]) as progress:
-            document = verify_journaled(
-                cluster,
-                nodes,
-                components=component or None,
-                sudo_password=password,
-                timeout=timeout,
-                progress=progress,
-            )
-    except JournalError as error:
-        refuse(str(error))
-    try:
-        store.save(document, cluster)
-    except OSError as error:
-        typer.echo(f"warning: the answer is not kept for `provision report`: {error}", err=True)
+    with refusing(), watching([node.name for node in nodes]) as progress:
+        document = verify_journaled(
+            cluster,
+            nodes,
+            components=component or None,
+            sudo_password=password,
+            timeout=timeout,
+            progress=progress,
+        )
+    keep(document, cluster)
     write_reports(document, datetime.now(UTC), html, junit)
     answer(document, as_json)

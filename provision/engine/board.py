@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from gevent.event import AsyncResult
 
@@ -32,8 +33,8 @@ class Hooked:
 class Board:
     """Greenlets of nodes wait here for each other; other workers' outcomes arrive by `settle`."""
 
-    nodes: list[str]
     stopping: bool = False
+    _closed: str | None = None  # why nothing more will be told
     _steps: dict[tuple[str, str], AsyncResult[Done]] = field(default_factory=dict)
     _secrets: AsyncResult[dict[str, bytes] | str] = field(default_factory=AsyncResult)
     _hooks: dict[tuple[int, str], AsyncResult[Hooked]] = field(default_factory=dict)
@@ -53,7 +54,7 @@ class Board:
         """Wait until all are done; True when one of them changed something. Raises Blocked."""
         changed = False
         for node, step in wanted:
-            done = self._steps.setdefault((node, step), AsyncResult()).get()
+            done: Done = self._wait(self._steps.setdefault((node, step), AsyncResult()))
             if not done.ok:
                 raise Blocked(f"blocked by {node}: {step} is not done there")
             changed = changed or done.changed > 0
@@ -65,7 +66,7 @@ class Board:
 
     def await_hook(self, index: int, node: str) -> Hooked:
         """Wait for the hook's playbook to have been run on `node`."""
-        hooked: Hooked = self._hooks.setdefault((index, node), AsyncResult()).get()
+        hooked: Hooked = self._wait(self._hooks.setdefault((index, node), AsyncResult()))
         return hooked
 
     def give_secrets(self, secrets: dict[str, bytes] | str) -> None:
@@ -75,7 +76,7 @@ class Board:
 
     def secrets(self) -> dict[str, bytes]:
         """Wait for the secrets. Raises Blocked when the head could not give them."""
-        secrets: dict[str, bytes] | str = self._secrets.get()
+        secrets: dict[str, bytes] | str = self._wait(self._secrets)
         if isinstance(secrets, str):
             raise Blocked(secrets)
         return secrets
@@ -89,7 +90,24 @@ class Board:
     def await_seen(self, nodes: Iterable[str]) -> None:
         """Wait until each of `nodes` has been seen or given up."""
         for node in nodes:
-            self._seen.setdefault(node, AsyncResult()).get()
+            result = self._seen.setdefault(node, AsyncResult())
+            if self._closed is None:
+                result.get()
+
+    def close(self, reason: str) -> None:
+        """Nothing more will be told: whoever waits, now or later, is blocked with `reason`."""
+        self._closed = self._closed or reason
+        for node in self._seen:
+            self.seen(node)
+        waiting: list[AsyncResult[Any]] = [self._secrets, *self._steps.values(), *self._hooks.values()]
+        for result in waiting:
+            if not result.ready():
+                result.set_exception(Blocked(self._closed))
+
+    def _wait(self, result: AsyncResult[Any]) -> Any:
+        if self._closed is not None and not result.ready():
+            raise Blocked(self._closed)
+        return result.get()
 
 
 class LateSecrets(Mapping[str, bytes]):
@@ -101,7 +119,7 @@ class LateSecrets(Mapping[str, bytes]):
     def __getitem__(self, name: str) -> bytes:
         return self._board.secrets()[name]
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[str]:
         return iter(self._board.secrets())
 
     def __len__(self) -> int:

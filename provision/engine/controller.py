@@ -6,34 +6,29 @@ Stays unpatched and typed; everything that touches pyinfra is in the workers.
 from __future__ import annotations
 
 import base64
-import getpass
 import json
-import os
-import pickle
 import queue
-import signal
-import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Any
 
-from provision.engine.job import Job
-from provision.engine.journal import Journal
+from provision.engine.job import Job, hand_over
+from provision.engine.journal import Entry, Journal, holder, journaled
 from provision.engine.plan import make_plan
 from provision.engine.playbook import PlaybookError, find_playbook, run_playbook
 from provision.engine.process import start_worker
+from provision.engine.stop import on_stop
 from provision.report.model import Document, Finding, NodeResult, Verdict, worst
 from provision.report.store import state_directory
 from provision.site import escrow
-from provision.site.lock import Lock, load_lock, save_lock
-from provision.site.models import Hardware, Node, Site
+from provision.site.lock import Lock, LockError, load_lock, save_lock
+from provision.site.models import Hardware, Hook, Node, Site
 
 HOOK_GATHER = 1.0  # seconds in which nodes that come to a playbook are gathered into one run of it
+FLUSH_SECONDS = 1.0  # events are journaled this late at most
 SHARD = 64  # nodes a worker process; one process drives them from one core
 Event = dict[str, Any]
 
@@ -87,16 +82,6 @@ class Outcome:
                     )
 
 
-def holder() -> str:
-    """Who runs this: user@host, as locks and journal name it."""
-    return f"{getpass.getuser()}@{socket.gethostname()}"
-
-
-def new_run() -> str:
-    """An identifier that sorts by time and that two controllers do not share."""
-    return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.urandom(2).hex()}"
-
-
 def converge(
     site: Site,
     nodes: Sequence[Node],
@@ -110,64 +95,58 @@ def converge(
     reboot: bool = True,
     admitted: Collection[str] = (),
 ) -> Document:
-    """Plan (`forecast`) or apply the site on `nodes`. Raises PlanError or EscrowError before any node is touched.
+    """Plan (`forecast`) or apply the site on `nodes`.
 
-    Every node converges by itself; what failed, and why, is in the document. Journaled, whatever happens.
+    Every node converges by itself; what failed, and why, is in the document. Journaled, whatever happens. Raises
+    PlanError, EscrowError, LockError or JournalError before any node is touched.
     """
     started = time.monotonic()
     make_plan(site, nodes, components)
-    journal = Journal(state_directory(site))
-    run, scope = new_run(), ",".join(sorted(components)) if components is not None else "*"
+    scope = ",".join(sorted(components)) if components is not None else "*"
     lock = load_lock(site)
     copy = escrow.load(site)
-    job = Job(
-        run=run,
-        holder=holder(),
-        site=site,
-        lock=lock,
-        nodes=(),
-        all_nodes=[node.name for node in nodes],
-        components=sorted(components) if components is not None else None,
-        forecast=forecast,
-        with_secrets=False,
-        sudo_password=sudo_password,
-        escrow=copy,
-        facts=journal.facts(scope),
-        timeout=timeout,
-        reboot=reboot,
-        admitted=frozenset(admitted),
-    )
-    journal.begin(run, verb, job.holder, site.digest, _now())
     outcome = Outcome()
-    verdict = Verdict.UNKNOWN
-    try:
-        _Run(_shards(job), journal, outcome, show).drive()
+    with journaled(site, verb) as entry:
+        job = Job(
+            run=entry.run,
+            holder=holder(),
+            site=site,
+            lock=lock,
+            nodes=(),
+            all_nodes=[node.name for node in nodes],
+            components=sorted(components) if components is not None else None,
+            forecast=forecast,
+            with_secrets=False,
+            sudo_password=sudo_password,
+            escrow=copy,
+            facts=entry.journal.facts(scope),
+            timeout=timeout,
+            reboot=reboot,
+            admitted=frozenset(admitted),
+        )
+        _Run(_shards(job), entry, outcome, show).drive()
         for name in job.all_nodes:
             ended = NodeResult(
                 verdict=Verdict.FAIL, failed=1, reason="its worker process ended without a word"
             )
             outcome.results.setdefault(name, ended)
-        journal.remember_facts(scope, {node: facts for node, facts in outcome.facts.items() if facts})
+        entry.journal.remember_facts(scope, {node: facts for node, facts in outcome.facts.items() if facts})
         if not forecast:
-            if outcome.secrets:
-                escrow.save(site, {**copy, **outcome.secrets})
-            _keep_hardware(site, lock, outcome.hardware)
+            _keep(site, lock, copy, outcome)
             if components is None:
                 done = [name for name, result in outcome.results.items() if result.verdict.good]
-                journal.mark_applied(done, site.digest, run)
+                entry.journal.mark_applied(done, site.digest, entry.run)
         verdicts = [result.verdict for result in outcome.results.values()]
-        verdict = worst([*verdicts, *(finding.verdict for finding in outcome.findings)])
-    finally:
-        journal.end(run, _now(), verdict)
+        entry.verdict = worst([*verdicts, *(finding.verdict for finding in outcome.findings)])
     return Document(
         verb=verb,
         site=site.cluster,
-        verdict=verdict,
+        verdict=entry.verdict,
         seconds=round(time.monotonic() - started, 2),
         nodes={name: outcome.results[name] for name in job.all_nodes},
         findings=outcome.findings,
         details={
-            "run": run,
+            "run": entry.run,
             "interrupted": outcome.interrupted,
             "counts": outcome.counts,
             "facts_only": [] if site.head in nodes else [site.head.name],
@@ -195,17 +174,18 @@ class _Run:
     """The worker processes of one run, and the words that go between them."""
 
     def __init__(
-        self, jobs: Sequence[Job], journal: Journal, outcome: Outcome, show: Callable[[Event], None]
+        self, jobs: Sequence[Job], entry: Entry, outcome: Outcome, show: Callable[[Event], None]
     ) -> None:
-        self._job = jobs[0]
-        self._run = self._job.run
-        self._hooks: dict[int, list[tuple[int, str]]] = {}  # hook -> (worker, node) that wait for it
-        self._hooks_since: float | None = None
-        self._journal = journal
+        self._jobs = jobs
+        self._entry = entry
         self._outcome = outcome
         self._show = show
+        self._hooks: dict[int, list[tuple[int, str]]] = {}  # hook -> (worker, node) that wait for it
+        self._hooks_since: float | None = None
         self._pending: list[tuple[float, Event]] = []
-        self._words: queue.Queue[tuple[int, Event | None]] = queue.Queue()
+        self._flushed = time.monotonic()
+        # From readers and from signal handlers, which may come in the middle of a `get`: only this kind can take it.
+        self._words: queue.SimpleQueue[tuple[int, Event | None]] = queue.SimpleQueue()
         self._workers = [_start(job) for job in jobs]
         for index, worker in enumerate(self._workers):
             threading.Thread(target=self._read, args=(index, worker), daemon=True).start()
@@ -213,30 +193,57 @@ class _Run:
     def drive(self) -> None:
         """Take in events until all workers have ended."""
         running = set(range(len(self._workers)))
-        with self._interruptible():
+        with on_stop(lambda: self._words.put((-1, {"event": "stopping"}))):
             while running:
                 try:
                     index, event = self._words.get(timeout=0.5)
                 except queue.Empty:
-                    self._flush()
                     self._run_hooks()
-                    continue
-                if event is None:
-                    running.discard(index)
-                elif "hook" in event.get("private", {}):
-                    word = event["private"]
-                    self._hooks.setdefault(word["hook"], []).append((index, word["node"]))
-                    self._hooks_since = self._hooks_since or time.monotonic()
-                elif "private" in event:
-                    self._keep_secrets(event["private"].get("secrets"))
-                    self._tell(event["private"], [w for i, w in enumerate(self._workers) if i != index])
                 else:
-                    self._take(event)
+                    if event is None:
+                        running.discard(index)
+                        self._tell_gone(index)
+                    else:
+                        self._hear(index, event)
                 if self._hooks_since and time.monotonic() - self._hooks_since > HOOK_GATHER:
                     self._run_hooks()
+                if time.monotonic() - self._flushed > FLUSH_SECONDS:
+                    self._flush()
         self._flush()
         for worker in self._workers:
             worker.wait()
+
+    def _hear(self, index: int, event: Event) -> None:
+        """One word of a worker, or of a person who wants the run to stop."""
+        private = event.get("private")
+        if private is None and event["event"] == "stopping":
+            self._stop()
+        elif private is None:
+            self._take(event)
+        elif "hook" in private:
+            self._hooks.setdefault(private["hook"], []).append((index, private["node"]))
+            self._hooks_since = self._hooks_since or time.monotonic()
+        else:
+            self._keep_secrets(private.get("secrets"))
+            self._tell(private, self._others(index))
+
+    def _stop(self) -> None:
+        """The first wish lets running operations end and begins none; the second ends the workers."""
+        if self._outcome.interrupted:
+            for worker in self._workers:
+                worker.terminate()
+            return
+        self._outcome.interrupted = True
+        self._show({"event": "stopping"})
+        self._tell({"stop": True}, self._workers)
+
+    def _tell_gone(self, index: int) -> None:
+        """A worker has ended: nobody must wait for what it has not told any more."""
+        job = self._jobs[index]
+        self._tell({"gone": list(job.nodes), "with_secrets": job.with_secrets}, self._others(index))
+
+    def _others(self, index: int) -> list[subprocess.Popen[bytes]]:
+        return [worker for number, worker in enumerate(self._workers) if number != index]
 
     def _take(self, event: Event) -> None:
         self._pending.append((time.time(), event))
@@ -251,23 +258,9 @@ class _Run:
     def _run_hooks(self) -> None:
         """Run the playbooks that nodes have come to, each once for all nodes that wait for it; tell their workers."""
         hooks, self._hooks, self._hooks_since = self._hooks, {}, None
-        site = self._job.site
+        site = self._jobs[0].site
         for number, waiting in hooks.items():
-            hook, nodes = site.file.hooks[number], [site.nodes[name] for _, name in waiting]
-            try:
-                document = run_playbook(
-                    site,
-                    find_playbook(site, hook.playbook),
-                    nodes,
-                    run=self._run,
-                    check=self._job.forecast,
-                    sudo_password=self._job.sudo_password,
-                )
-            except PlaybookError as error:
-                results = {node.name: NodeResult(verdict=Verdict.FAIL, reason=str(error)) for node in nodes}
-            else:
-                results = document.nodes
-                self._outcome.interrupted |= bool(document.details["interrupted"])
+            results = self._run_hook(site.file.hooks[number], [site.nodes[name] for _, name in waiting])
             for index, name in waiting:
                 result = results.get(name) or NodeResult(
                     verdict=Verdict.FAIL, reason="the playbook left it out"
@@ -275,15 +268,37 @@ class _Run:
                 failure = None if result.verdict.good else result.reason or "failed"
                 self._tell({"hooked": [number, name, result.changed, failure]}, [self._workers[index]])
 
+    def _run_hook(self, hook: Hook, nodes: Sequence[Node]) -> Mapping[str, NodeResult]:
+        """What the playbook of `hook` came to on each of `nodes`; Ctrl-C in it stops the whole run."""
+        if self._outcome.interrupted:
+            return {node.name: NodeResult(verdict=Verdict.FAIL, reason="interrupted") for node in nodes}
+        job = self._jobs[0]
+        try:
+            document = run_playbook(
+                job.site,
+                find_playbook(job.site, hook.playbook),
+                nodes,
+                run=job.run,
+                check=job.forecast,
+                sudo_password=job.sudo_password,
+            )
+        except PlaybookError as error:
+            return {node.name: NodeResult(verdict=Verdict.FAIL, reason=str(error)) for node in nodes}
+        if document.details["interrupted"]:
+            self._stop()
+        return document.nodes
+
     def _read(self, index: int, worker: subprocess.Popen[bytes]) -> None:
         assert worker.stdout
         for line in worker.stdout:
-            self._words.put((index, json.loads(line)))
+            if line.endswith(b"\n"):  # the last one of a process that was killed may be cut short
+                self._words.put((index, json.loads(line)))
         self._words.put((index, None))
 
     def _flush(self) -> None:
+        self._flushed = time.monotonic()
         if self._pending:
-            self._journal.add(self._run, self._pending)
+            self._entry.add(self._pending)
             self._pending = []
 
     def _tell(self, word: Event, workers: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -296,47 +311,38 @@ class _Run:
                 except BrokenPipeError:
                     continue  # it has just ended; its own end is told by its reader
 
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """The first Ctrl-C (or TERM) lets running operations end and begins none; the second ends the workers."""
-
-        def stop(number: int, frame: object) -> None:
-            if self._outcome.interrupted:
-                for worker in self._workers:
-                    worker.terminate()
-                return
-            self._outcome.interrupted = True
-            self._show({"event": "stopping"})
-            self._tell({"stop": True}, self._workers)
-
-        previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-
 
 def _start(job: Job) -> subprocess.Popen[bytes]:
     """A worker process with its job on standard input."""
     worker = start_worker()
-    content = pickle.dumps(job)
     assert worker.stdin
-    worker.stdin.write(len(content).to_bytes(8, "big") + content)
-    worker.stdin.flush()
+    hand_over(job, worker.stdin)
     return worker
 
 
-def _keep_hardware(site: Site, lock: Lock, seen: dict[str, Hardware]) -> None:
-    """Lock the hardware of nodes that were seen for the first time."""
+def _keep(site: Site, lock: Lock, copy: Mapping[str, bytes], outcome: Outcome) -> None:
+    """Write down beside the site file what was read from the nodes for the first time: secrets and hardware.
+
+    What was done on the nodes is done: where it cannot be written down, that is a finding.
+    """
     fresh = {
         name: hardware
-        for name, hardware in seen.items()
+        for name, hardware in outcome.hardware.items()
         if name not in lock.hardware and site.nodes[name].hardware is None
     }
-    if fresh:
-        save_lock(site, lock.model_copy(update={"hardware": {**lock.hardware, **fresh}}))
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    try:
+        if outcome.secrets:
+            escrow.save(site, {**copy, **outcome.secrets})
+        if fresh:
+            save_lock(site, lock.model_copy(update={"hardware": {**lock.hardware, **fresh}}))
+    except (escrow.EscrowError, LockError) as error:
+        outcome.findings.append(
+            Finding(
+                verdict=Verdict.FAIL,
+                check="kept-beside-site-file",
+                subject=site.cluster,
+                why=str(error),
+                action="mend that and apply again, or a reinstalled head gets no secrets back",
+                source=str(site.path),
+            )
+        )

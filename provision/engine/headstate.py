@@ -10,14 +10,17 @@ import base64
 import json
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from shlex import quote
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from provision.engine.deploy import Secret
 from provision.engine.remote import RootShell
+from provision.report.model import Finding, Verdict
+
+if TYPE_CHECKING:
+    from provision.site.models import Site
 
 DIRECTORY = "/var/lib/provision"
 State = Literal["new", "configured", "verified", "burned-in", "admitted", "quarantined"]
@@ -37,8 +40,15 @@ class Acceptance(BaseModel):
     reason: str | None = None
 
 
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+def silent(site: Site, error: Exception) -> Finding:
+    """What it means for a verb that the head could not be talked to, or its records not be read."""
+    return Finding(
+        verdict=Verdict.UNKNOWN,
+        check="head-answers",
+        subject=site.head.name,
+        why=str(error),
+        action=getattr(error, "advice", None),
+    )
 
 
 def read_secrets(shell: RootShell, wanted: Mapping[str, Secret]) -> tuple[dict[str, bytes], dict[str, bytes]]:

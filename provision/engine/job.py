@@ -7,8 +7,13 @@ events, which are shown and journaled, and private words ("secrets"), which are 
 
 from __future__ import annotations
 
+import os
+import pickle
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import IO, Any
 
 from provision.site.lock import Lock
 from provision.site.models import Site
@@ -37,3 +42,33 @@ class Job:
     timeout: float | None = None  # seconds at most for an operation; None: what each operation is given
     reboot: bool = True  # nodes that must reboot do so; False: they only say it
     admitted: frozenset[str] = frozenset()
+
+
+def hand_over(job: object, to: IO[bytes]) -> None:
+    """Write `job` to the standard input of a worker process, which reads it by `take_over`; words may follow."""
+    content = pickle.dumps(job)
+    with suppress(BrokenPipeError):  # it ended at once; how it ended is told by whoever waits for it
+        to.write(len(content).to_bytes(8, "big") + content)
+        to.flush()
+
+
+def take_over() -> Any:
+    """The job that was handed over to this process; what comes behind it on standard input is left there.
+
+    None where there is none: the process was started ahead, and is not wanted.
+    """
+    first = os.read(sys.stdin.fileno(), 1)
+    if not first:
+        return None
+    return pickle.loads(_exactly(int.from_bytes(first + _exactly(7), "big")))
+
+
+def _exactly(size: int) -> bytes:
+    """From standard input, unbuffered."""
+    content = bytearray()
+    while len(content) < size:
+        more = os.read(sys.stdin.fileno(), size - len(content))
+        if not more:
+            raise EOFError("the controller ended before it had handed over the job")
+        content += more
+    return bytes(content)

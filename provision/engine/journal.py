@@ -5,12 +5,24 @@ It makes runs comparable and tells which facts a node's next run will read; it i
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
+import socket
 import sqlite3
-from collections.abc import Iterable, Mapping
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from provision.errors import InputError
+from provision.report.model import Verdict
+from provision.report.store import state_directory
+
+if TYPE_CHECKING:
+    from provision.site.models import Site
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (
@@ -28,15 +40,39 @@ CREATE TABLE IF NOT EXISTS applied (node TEXT PRIMARY KEY, site TEXT NOT NULL, r
 """
 
 
+class JournalError(InputError):
+    """The journal cannot be read or written; the message says where it is and what to do."""
+
+
+def now() -> str:
+    """ISO 8601, UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def holder() -> str:
+    """Who runs this: user@host, as locks and journal name it."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as containers have
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+def new_run() -> str:
+    """An identifier that sorts by time and that two controllers do not share."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.urandom(2).hex()}"
+
+
 class Journal:
-    """The journal of one site; every method is one transaction."""
+    """The journal of one site; every method is one transaction. All raise JournalError."""
 
     def __init__(self, directory: Path) -> None:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path = directory / "journal.db"
-        with closing(self._open()) as db, db:
-            db.executescript(_SCHEMA)
-        self.path.chmod(0o600)
+        with self._said():
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with closing(self._open()) as db, db:
+                db.executescript(_SCHEMA)
+            self.path.chmod(0o600)
 
     def begin(self, run: str, verb: str, holder: str, site: str, started: str) -> None:
         self._do(
@@ -85,9 +121,43 @@ class Journal:
         return sqlite3.connect(self.path, timeout=30)
 
     def _do(self, statement: str, rows: list[tuple[Any, ...]]) -> None:
-        with closing(self._open()) as db, db:
+        with self._said(), closing(self._open()) as db, db:
             db.executemany(statement, rows)
 
     def _ask(self, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        with closing(self._open()) as db:
+        with self._said(), closing(self._open()) as db:
             return list(db.execute(query, values))
+
+    @contextmanager
+    def _said(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, sqlite3.Error) as error:
+            raise JournalError(
+                f"{self.path}: the journal cannot be read or written: {error}; "
+                "free the disk or mend its rights, or name another place by XDG_STATE_HOME"
+            ) from error
+
+
+@dataclass
+class Entry:
+    """One run in the journal, while it is under way."""
+
+    run: str
+    journal: Journal
+    verdict: Verdict = Verdict.UNKNOWN  # what is written at the end
+
+    def add(self, events: Iterable[tuple[float, Mapping[str, Any]]]) -> None:
+        """Events with their moment, seconds since the epoch."""
+        self.journal.add(self.run, events)
+
+
+@contextmanager
+def journaled(site: Site, verb: str) -> Iterator[Entry]:
+    """An entry for one run of `verb`, ended whatever happens within the block. Raises JournalError."""
+    entry = Entry(new_run(), Journal(state_directory(site)))
+    entry.journal.begin(entry.run, verb, holder(), site.digest, now())
+    try:
+        yield entry
+    finally:
+        entry.journal.end(entry.run, now(), entry.verdict)

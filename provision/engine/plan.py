@@ -8,10 +8,11 @@ from graphlib import CycleError, TopologicalSorter
 
 from provision.components import registry
 from provision.engine.deploy import Step
+from provision.errors import InputError
 from provision.site.models import Node, Site
 
 
-class PlanError(Exception):
+class PlanError(InputError):
     """The components' edges contradict each other, or a wish names a component that is not there."""
 
 

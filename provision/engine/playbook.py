@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
-import pickle
-import signal
+import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from provision.engine.inventory import variables
+from provision.engine.job import hand_over
 from provision.engine.leftovers import end_marked, end_on_nodes, remove_directory
 from provision.engine.playbook_job import PlaybookJob
+from provision.engine.stop import on_stop
+from provision.errors import InputError
 from provision.report.model import Document, Finding, NodeResult, Verdict, worst
 from provision.site.hidden import SecretMissing
 from provision.site.models import Hook, Node, Site
@@ -27,7 +30,7 @@ PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
 FORKS = 32  # nodes at a time; one costs a process on the controller
 
 
-class PlaybookError(Exception):
+class PlaybookError(InputError):
     """The playbook cannot be run: not found, not valid, a secret missing. Nothing was done on any node."""
 
 
@@ -156,11 +159,8 @@ def _drive(job: PlaybookJob, outcome: _Outcome, show: Callable[[Event], None], w
     )
     assert worker.stdin
     assert worker.stdout
-    content = pickle.dumps(job)
-    with _interruptible(worker, outcome, show):
-        with suppress(BrokenPipeError):  # it ended at once; its last words say why
-            worker.stdin.write(len(content).to_bytes(8, "big") + content)
-            worker.stdin.flush()
+    with on_stop(partial(_cancel, worker, outcome, show)):
+        hand_over(job, worker.stdin)
         for line in worker.stdout:
             event = json.loads(line)
             outcome.take(event)
@@ -171,29 +171,16 @@ def _drive(job: PlaybookJob, outcome: _Outcome, show: Callable[[Event], None], w
         worker.stdin.close()
 
 
-@contextmanager
-def _interruptible(
-    worker: subprocess.Popen[bytes], outcome: _Outcome, show: Callable[[Event], None]
-) -> Iterator[None]:
-    """The first Ctrl-C (or TERM) cancels the playbook in order; the third ends the worker, too."""
-
-    def stop(number: int, frame: object) -> None:
-        outcome.stops += 1
-        if outcome.stops > 2:
-            worker.kill()
-            return
-        show({"event": "note", "text": "cancelling: what was started is being ended, here and on the nodes"})
-        assert worker.stdin
-        with suppress(BrokenPipeError, ValueError):
-            worker.stdin.write(b"stop\n")
-            worker.stdin.flush()
-
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+def _cancel(worker: subprocess.Popen[bytes], outcome: _Outcome, show: Callable[[Event], None]) -> None:
+    """The first wish to stop cancels the playbook in order; the third ends the worker, too."""
+    outcome.stops += 1
+    if outcome.stops > 2:
+        worker.kill()
+        return
+    show({"event": "note", "text": "cancelling: what was started is being ended, here and on the nodes"})
+    assert worker.stdin
+    with suppress(BrokenPipeError):
+        os.write(worker.stdin.fileno(), b"stop\n")  # not through its buffer, which may be in use right now
 
 
 def _conclude(job: PlaybookJob, outcome: _Outcome, left: Sequence[int], last_words: str) -> None:

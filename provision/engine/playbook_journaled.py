@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from provision.engine.controller import holder, new_run
-from provision.engine.journal import Journal
+from provision.engine.journal import journaled
 from provision.engine.playbook import run_playbook
-from provision.report.model import Document, Verdict
-from provision.report.store import state_directory
+from provision.report.model import Document
 from provision.site.models import Node, Site
 
 Event = dict[str, Any]
@@ -29,36 +26,31 @@ def run_journaled(
     sudo_password: str | None,
     show: Callable[[Event], None],
 ) -> Document:
-    """Run `playbook` on `nodes` as `run_playbook` does, and journal it whatever happens. Raises PlaybookError."""
-    journal = Journal(state_directory(site))
-    run = new_run()
-    journal.begin(run, "run", holder(), site.digest, _now())
+    """Run `playbook` on `nodes` as `run_playbook` does, and journal it whatever happens.
+
+    Raises PlaybookError, and JournalError before any node is touched.
+    """
     events: list[tuple[float, Event]] = []
-    verdict = Verdict.UNKNOWN
 
     def note(event: Event) -> None:
         if event["event"] not in ("start", "note"):
             events.append((time.time(), event))
         show(event)
 
-    try:
-        document = run_playbook(
-            site,
-            playbook,
-            nodes,
-            run=run,
-            extra=extra,
-            check=check,
-            timeout=timeout,
-            sudo_password=sudo_password,
-            show=note,
-        )
-        verdict = document.verdict
-    finally:
-        journal.add(run, events)
-        journal.end(run, _now(), verdict)
+    with journaled(site, "run") as entry:
+        try:
+            document = run_playbook(
+                site,
+                playbook,
+                nodes,
+                run=entry.run,
+                extra=extra,
+                check=check,
+                timeout=timeout,
+                sudo_password=sudo_password,
+                show=note,
+            )
+        finally:
+            entry.add(events)
+        entry.verdict = document.verdict
     return document
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -22,6 +21,7 @@ from typing import IO, Any
 import ansible_runner
 
 from provision.engine.inventory import inventory, variables
+from provision.engine.job import take_over
 from provision.engine.leftovers import MARK, end_marked, end_on_nodes, private_directory
 from provision.engine.playbook_events import Reader, node_events
 from provision.engine.playbook_job import PlaybookJob
@@ -156,17 +156,6 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def _read_exactly(size: int) -> bytes:
-    """From standard input, unbuffered: what comes after is for `listen`."""
-    content = b""
-    while len(content) < size:
-        more = os.read(sys.stdin.fileno(), size - len(content))
-        if not more:
-            raise EOFError("the controller ended before it had handed over the job")
-        content += more
-    return content
-
-
 def main() -> None:
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is not an event
@@ -174,7 +163,9 @@ def main() -> None:
     for name in list(os.environ):
         if name.startswith(("ANSIBLE_", "AWX_", "RUNNER_")) or name == "PROVISION_SUDO_PASSWORD":
             del os.environ[name]
-    worker = Worker(pickle.loads(_read_exactly(int.from_bytes(_read_exactly(8), "big"))), out)
+    job = take_over()
+    assert isinstance(job, PlaybookJob)
+    worker = Worker(job, out)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: worker.stopping.set())
     threading.Thread(target=worker.listen, daemon=True).start()

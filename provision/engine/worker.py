@@ -14,11 +14,9 @@ monkey.patch_all()
 
 # The patch must come before anything that opens sockets, hence imports after code.
 import base64  # noqa: E402
-import io  # noqa: E402
 import json  # noqa: E402
 import logging  # noqa: E402
 import os  # noqa: E402
-import pickle  # noqa: E402
 import signal  # noqa: E402
 import sys  # noqa: E402
 import time  # noqa: E402
@@ -36,12 +34,14 @@ from provision.engine import headstate, preflight, reboot  # noqa: E402
 from provision.engine.board import Blocked, Board, Done, Hooked, LateSecrets  # noqa: E402
 from provision.engine.connector import NodeConnector  # noqa: E402
 from provision.engine.deploy import Context, Step  # noqa: E402
-from provision.engine.job import Job  # noqa: E402
+from provision.engine.job import Job, take_over  # noqa: E402
 from provision.engine.manifest import merged, remove_stale, united, write_manifest  # noqa: E402
 from provision.engine.plan import Plan, make_plan  # noqa: E402
 from provision.engine.playbook import hook_nodes  # noqa: E402
 from provision.engine.record import OperationFailed, Recorder, Stopped  # noqa: E402
 from provision.engine.remote import RemoteError, RootShell, connect  # noqa: E402
+from provision.profiles import UnsupportedDistribution  # noqa: E402
+from provision.site.hidden import SecretMissing  # noqa: E402
 
 EMIT_GATHER = 0.02  # seconds in which events are gathered into one write
 
@@ -54,7 +54,7 @@ class Worker:
         self.plan: Plan = make_plan(
             job.site, [job.site.nodes[name] for name in job.all_nodes], job.components
         )
-        self.board = Board(list(job.nodes))
+        self.board = Board()
         self.lock = job.lock
         self._lines: list[str] = []  # events not told yet
         self._telling: gevent.Greenlet | None = None
@@ -105,8 +105,11 @@ class Worker:
     def _tell(self) -> None:
         lines, self._lines, self._telling = self._lines, [], None
         if lines:
-            sys.stdout.write("\n".join(lines) + "\n")
-            sys.stdout.flush()
+            try:
+                sys.stdout.write("\n".join(lines) + "\n")
+                sys.stdout.flush()
+            except BrokenPipeError:
+                self.board.stopping = True  # nobody is left to hear it; what runs is let end
 
     def _listen(self) -> None:
         """Take in what the controller says: outcomes of other workers' nodes, and the wish to stop."""
@@ -122,9 +125,21 @@ class Worker:
                 self.board.give_hook(index, node, Hooked(changed, failure))
             elif "secrets" in word:
                 self._take_secrets(word["secrets"])
+            elif "gone" in word:
+                self._lose(word["gone"], word["with_secrets"])
             elif "stop" in word:
                 self.board.stopping = True
-        self.board.stopping = True  # the controller is gone
+        self.board.stopping = True
+        self.board.close("the controller is gone")
+
+    def _lose(self, nodes: Collection[str], with_secrets: bool) -> None:
+        """Another worker process has ended: what it has not told of its nodes will not be told any more."""
+        for name in nodes:
+            self.board.seen(name)
+            for step in self.plan.steps[name]:
+                self.board.settle(name, step.name, Done(False))
+        if with_secrets:
+            self.board.give_secrets(f"blocked by {self.job.site.head.name}: its worker process has ended")
 
     def _take_secrets(self, word: dict[str, str] | str) -> None:
         if isinstance(word, str):
@@ -314,9 +329,14 @@ class Worker:
             step.run(context)
             if step is own[-1]:
                 self._hooks(step.component, "after", host, recorder)
-        except (OperationFailed, Stopped):
+        except (OperationFailed, Stopped, UnsupportedDistribution, SecretMissing) as failure:
             self.emit({"event": "step", "node": host.name, "step": step.name, "outcome": "failed"})
             self._write_manifest(host.connector, united(facts.manifest, recorder.owned))
+            if isinstance(failure, UnsupportedDistribution):
+                advice = "add it to provision/profiles/distributions.yml, or leave the component out"
+                raise OperationFailed(step.name, str(failure), advice) from failure
+            if isinstance(failure, SecretMissing):
+                raise OperationFailed(step.name, str(failure)) from failure
             raise
         changed = recorder.changed - before
         self.emit(
@@ -340,11 +360,13 @@ class Worker:
             return
         self.emit({"event": "reboot", "node": name, "text": text})
         conn: NodeConnector = host.connector
-        conn.shell = reboot.reboot(
-            conn.shell,
-            lambda: connect(self.job.site, self.job.site.nodes[name], sudo_password=self.job.sudo_password),
-            facts.boot_id,
-        )
+
+        def again() -> RootShell:
+            if self._ended:
+                raise Stopped
+            return connect(self.job.site, self.job.site.nodes[name], sudo_password=self.job.sudo_password)
+
+        conn.shell = reboot.reboot(conn.shell, again, facts.boot_id)
         preflight.take_lock(conn.shell, self.job.holder, self.job.run)
         conn.forget()
 
@@ -370,7 +392,7 @@ class Worker:
 
     def _busy(self) -> bool:
         return not all(
-            self.board.finished(name, [s.name for s in self.plan.steps[name]]) for name in self.job.nodes
+            self.board.finished(name, [s.name for s in self.plan.steps[name]]) for name in self.job.all_nodes
         )
 
     def _gather_secrets(self, shell: RootShell) -> dict[str, bytes]:
@@ -425,28 +447,13 @@ def _stage(step: Step) -> str:
     return registry.COMPONENTS[step.component]
 
 
-def _exactly(stream: io.FileIO, size: int) -> bytes:
-    """`size` bytes of an unbuffered stream, which may give fewer at a time."""
-    content = bytearray()
-    while len(content) < size:
-        more = stream.read(size - len(content))
-        if not more:
-            raise EOFError("the controller ended before the job was read")
-        content += more
-    return bytes(content)
-
-
 def main() -> None:
     """Read the job, run it, tell the events."""
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
     logging.getLogger("pyinfra").setLevel(logging.CRITICAL)
-    # Unbuffered: what follows the job is read by greenlets, from the same descriptor.
-    with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
-        first = stdin.read(1)
-        if not first:
-            return  # started ahead, and not wanted
-        size = int.from_bytes(first + _exactly(stdin, 7), "big")
-        job = pickle.loads(_exactly(stdin, size))
+    job = take_over()
+    if job is None:
+        return
     assert isinstance(job, Job)
     os.umask(0o077)
     Worker(job).run()

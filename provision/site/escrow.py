@@ -15,10 +15,11 @@ from pathlib import Path
 
 from cryptography.fernet import Fernet, InvalidToken
 
+from provision.errors import InputError
 from provision.site.models import Site
 
 
-class EscrowError(Exception):
+class EscrowError(InputError):
     """The copy cannot be read or written; says which file, and what to do."""
 
 
@@ -43,7 +44,11 @@ def load(site: Site) -> dict[str, bytes]:
             "the copy away if the head still has its secrets"
         )
     try:
-        document = json.loads(Fernet(key.read_bytes().strip()).decrypt(path.read_bytes()))
+        content = key.read_bytes().strip(), path.read_bytes()
+    except OSError as error:
+        raise EscrowError(f"{error.filename}: cannot be read: {error.strerror}") from error
+    try:
+        document = json.loads(Fernet(content[0]).decrypt(content[1]))
         return {name: base64.b64decode(value) for name, value in document.items()}
     except (InvalidToken, ValueError, AttributeError) as error:
         raise EscrowError(f"{path} cannot be decrypted with {key}: is it the key of this cluster?") from error
@@ -54,11 +59,16 @@ def save(site: Site, secrets: Mapping[str, bytes]) -> None:
     if load(site) == dict(secrets):
         return
     key = key_path(site)
-    if not key.exists():
-        key.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _write(key, Fernet.generate_key() + b"\n")
     text = json.dumps({name: base64.b64encode(value).decode() for name, value in sorted(secrets.items())})
-    _write(copy_path(site), Fernet(key.read_bytes().strip()).encrypt(text.encode()) + b"\n")
+    try:
+        if not key.exists():
+            key.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _write(key, Fernet.generate_key() + b"\n")
+        _write(copy_path(site), Fernet(key.read_bytes().strip()).encrypt(text.encode()) + b"\n")
+    except OSError as error:
+        raise EscrowError(f"{error.filename}: the copy cannot be written: {error.strerror}") from error
+    except ValueError as error:
+        raise EscrowError(f"{key} is no key: bring it back from where you keep other keys") from error
 
 
 def _write(path: Path, content: bytes) -> None:

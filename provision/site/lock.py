@@ -6,11 +6,13 @@ lock alone, so a node that is down today stays in them.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import yaml
-from pydantic import Field
+from pydantic import Field, ValidationError
 
+from provision.errors import InputError
 from provision.site.base import Settings
 from provision.site.models import Hardware, Node, Site
 
@@ -37,20 +39,39 @@ def lock_path(site: Site) -> Path:
     return site.path.with_name(f"{site.path.stem}.lock.yml")
 
 
+class LockError(InputError):
+    """The lock file cannot be read or written; says which file, what is wrong, and what to do."""
+
+
 def load_lock(site: Site) -> Lock:
-    """The lock of `site`; an empty one where there is no file yet."""
+    """The lock of `site`; an empty one where there is no file yet. Raises LockError."""
     path = lock_path(site)
-    if not path.exists():
+    advice = "take it back from version control, or move it away: what it holds is read from the nodes again"
+    try:
+        return Lock.model_validate(yaml.safe_load(path.read_text()) or {})
+    except FileNotFoundError:
         return Lock()
-    return Lock.model_validate(yaml.safe_load(path.read_text()) or {})
+    except OSError as error:
+        raise LockError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "the file"
+        raise LockError(f"{path}: not a lock file: {key}: {first['msg']}; {advice}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise LockError(f"{path}{line}: not YAML; {advice}") from error
 
 
 def save_lock(site: Site, lock: Lock) -> None:
-    """Write the lock beside the site file, atomically."""
+    """Write the lock beside the site file, atomically. Raises LockError."""
     path = lock_path(site)
-    temporary = path.with_name(f".{path.name}.new")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     text = yaml.safe_dump(lock.model_dump(mode="json"), sort_keys=True)
-    temporary.write_text(
-        f"# Written by `provision`: what was read from the nodes once. Commit it with the site file.\n{text}"
-    )
-    temporary.replace(path)
+    try:
+        temporary.write_text(
+            f"# Written by `provision`: what was read from the nodes once. Commit it with the site file.\n{text}"
+        )
+        temporary.replace(path)
+    except OSError as error:
+        raise LockError(f"{path}: cannot be written: {error.strerror}") from error

@@ -1,0 +1,169 @@
+"""The controller with workers that are small programs: words passed on, ends told, Ctrl-C in order."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision.engine import controller
+from provision.engine.controller import converge
+from provision.engine.job import Job
+from provision.engine.journal import Journal
+from provision.report.model import Document, Verdict
+from provision.report.store import state_directory
+from provision.site.models import Site, SiteFile
+
+# A worker: takes its job, then does what ACTION says; every word of the controller is told again as a warning.
+WORKER = """
+import json, os, signal, sys
+from provision.engine.job import take_over
+job = take_over()
+def tell(**event):
+    print(json.dumps(event), flush=True)
+def end(node, verdict="pass", reason=None):
+    tell(event="node", node=node, changed=1, seconds=0.1, facts=[], verdict=verdict, reason=reason, advice=None)
+def words():
+    for line in sys.stdin:
+        yield json.loads(line)
+first = job.nodes[0]
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(controller, "SHARD", 1)
+    document = {
+        "cluster": "tiny",
+        "groups": {
+            "head": {"hosts": "h1", "roles": ["head"]},
+            "others": {"hosts": "n[1-2]", "roles": ["login"]},
+        },
+        "scheduler": {"slurm": {}},
+    }
+    return Site.from_file(SiteFile.model_validate(document), tmp_path / "tiny.yml")
+
+
+def run(site: Site, monkeypatch: pytest.MonkeyPatch, action: str, show: Any = lambda event: None) -> Document:
+    """An apply whose workers run `action`."""
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-c", WORKER + action],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    monkeypatch.setattr(controller, "start_worker", start)
+    return converge(site, list(site.nodes.values()), verb="apply", forecast=False, show=show)
+
+
+def test_a_worker_that_dies_is_told_to_the_others_and_its_nodes_fail(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    action = """
+if first == "h1":
+    sys.stdout.write('{"event": "node", "no')  # cut short in the middle of a line
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+word = next(word for word in words() if "gone" in word)
+end(first, "fail", json.dumps(word))
+"""
+    document = run(site, monkeypatch, action)
+    assert document.nodes["h1"].reason == "its worker process ended without a word"
+    assert document.nodes["h1"].verdict is Verdict.FAIL
+    for name in ("n1", "n2"):
+        word = json.loads(str(document.nodes[name].reason))
+        assert word == {"gone": ["h1"], "with_secrets": True}
+
+
+def test_words_of_one_worker_reach_the_others_and_no_journal(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    action = """
+if first == "h1":
+    tell(private={"secrets": {"munge.key": "aHVudGVyMg=="}})
+    end(first)
+else:
+    word = next(word for word in words() if "secrets" in word)
+    end(first, reason="heard " + ",".join(word["secrets"]))
+"""
+    document = run(site, monkeypatch, action)
+    assert document.verdict is Verdict.PASS
+    assert document.nodes["n1"].reason == "heard munge.key"
+    assert b"aHVudGVyMg" not in Journal(state_directory(site)).path.read_bytes()
+    assert site.path.with_suffix(".secrets").exists()
+
+
+def test_secrets_that_cannot_be_kept_are_a_finding_and_the_answer_is_not_lost(
+    site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "config").write_text("not a folder")
+    action = """
+if first == "h1":
+    tell(private={"secrets": {"munge.key": "aHVudGVyMg=="}})
+end(first)
+"""
+    document = run(site, monkeypatch, action)
+    assert document.verdict is Verdict.FAIL
+    [finding] = document.findings
+    assert finding.check == "kept-beside-site-file"
+    assert str(tmp_path / "config") in str(finding.why)
+
+
+def test_ctrl_c_tells_every_worker_to_stop_and_a_second_one_ends_them(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    action = """
+tell(event="warning", node=first, text="ready")
+for word in words():
+    if "stop" in word and first != "n2":  # n2 does not listen
+        end(first, "fail", "interrupted")
+        break
+"""
+    ready: set[str] = set()
+    stopping = threading.Event()
+
+    def show(event: dict[str, Any]) -> None:
+        if event["event"] == "warning":
+            ready.add(event["node"])
+            if len(ready) == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+        if event["event"] == "stopping":
+            stopping.set()
+            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    began = time.monotonic()
+    document = run(site, monkeypatch, action, show)
+    assert time.monotonic() - began < 30
+    assert stopping.is_set()
+    assert document.details["interrupted"] is True
+    assert document.nodes["n1"].reason == "interrupted"
+    assert document.nodes["n2"].reason == "its worker process ended without a word"
+    assert [entry["verdict"] for entry in Journal(state_directory(site)).runs()] == ["fail"]
+
+
+def test_a_job_is_taken_over_whole_and_what_follows_is_left_for_others(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = (
+        "import os, sys; from provision.engine.job import take_over; job = take_over(); "
+        "print(job.run, os.read(0, 100).decode().strip())"
+    )
+    job = Job("r1", "ann@ctl", site, controller.load_lock(site), [], [], None, False, False)
+    worker = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert worker.stdin
+    controller.hand_over(job, worker.stdin)
+    out, _ = worker.communicate(b"a word\n", timeout=60)
+    assert out.decode().strip() == "r1 a word"
