@@ -25,10 +25,11 @@ def site(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "access": {"user": "ops", "ssh_config": str(lab.paths.ssh_config), "host_keys": "strict"},
         "groups": {
             "head": {"hosts": HEAD, "addresses": "10.77.0.10", "roles": ["head"]},
-            "gpu": {"hosts": "lab-gpu-[1-2]", "addresses": "10.77.0.[11-12]", "roles": ["worker"]},
+            "more": {"hosts": "lab-gpu-[1-2]", "addresses": "10.77.0.[11-12]", "roles": ["head"]},
         },
         "networks": {"management": "10.77.0.0/24"},
         "ssh": {},
+        "time": {},
     }
     path = tmp_path / "lab.yml"
     path.write_text(yaml.safe_dump(document, sort_keys=False))
