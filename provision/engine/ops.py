@@ -93,7 +93,8 @@ def unit(
     """A systemd unit is in the wanted state.
 
     It is restarted (or reloaded) when any file in `reads` is newer than the running process, which also mends a run
-    that was interrupted between writing and restarting. A unit that this node cannot run is skipped with the reason.
+    that was interrupted between writing and restarting; a mount is not, because it may be in use. A unit that this
+    node cannot run is skipped with the reason.
     """
     name = name if "." in name else f"{name}.service"
     conn = connector()
@@ -102,7 +103,9 @@ def unit(
         conn.recorder.skip(f"unit {name}", reason)
         return False
     conn.recorder.own(unit=name)
-    wanted = units.Wanted(running and not masked, enabled and not masked, masked, reload)
+    wanted = units.Wanted(
+        running and not masked, enabled and not masked, masked, reload, keep=name.endswith(".mount")
+    )
     return _perform(f"unit {name}", _unit, unit=name, wanted=wanted, reads=tuple(reads), timeout=180.0)
 
 

@@ -345,7 +345,8 @@ def _remote_command(nonce: str, become: Become) -> str:
         "sudo": ["sudo", "-n", "--"],
         "sudo-password": ["sudo", "-S", "-p", f"{nonce}-sudo", "--"],
     }[become]
-    return "exec " + shlex.join([*words, "sh", "-c", greet])
+    # out of the home before sudo is there: a process of ours in it would keep a shared one from being unmounted
+    return "cd / && exec " + shlex.join([*words, "sh", "-c", greet])
 
 
 def _framed(command: str, mark: str, stdin: bytes | None) -> str:

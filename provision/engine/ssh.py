@@ -21,7 +21,7 @@ def ssh_options(site: Site, node: Node) -> list[str]:
         "ConnectTimeout": str(CONNECT_TIMEOUT),
         "ServerAliveInterval": str(ALIVE_INTERVAL),
         "ServerAliveCountMax": "3",
-        "LogLevel": "ERROR",
+        "LogLevel": "INFO",  # below it, ssh does not say why it gave up a connection
         "ControlMaster": "no",
         "ControlPath": "none",
         "ForwardAgent": "no",

@@ -27,6 +27,7 @@ class Wanted:
     enabled: bool
     masked: bool
     reload: bool  # reload instead of restart when a file that it reads has changed
+    keep: bool = False  # once it is active it stays so: a mount in use can be neither restarted nor reloaded
 
 
 def parse_show(output: str) -> dict[str, str]:
@@ -83,6 +84,8 @@ def actions(
         return [*todo, "stop"] if active else todo
     if not active:
         return [*todo, "start"]
+    if wanted.keep:
+        return ["daemon-reload", *todo] if rewritten and "daemon-reload" not in todo else todo
     started = max((moment for moment in (entered(properties), loaded) if moment is not None), default=0.0)
     unit_changed = properties.get("NeedDaemonReload") == "yes"
     if rewritten or unit_changed or (newest is not None and newest > started):

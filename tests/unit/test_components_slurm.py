@@ -185,6 +185,14 @@ def test_slurmd_waits_for_exactly_the_gpus_of_its_node(tmp_path: Path) -> None:
     assert "gpu-devices" not in exports.slurmd_dropin(site, site.head)
 
 
+def test_slurmd_waits_for_what_is_mounted_and_for_a_head_that_boots_later(tmp_path: Path) -> None:
+    site = make_site(tmp_path)
+    text = exports.slurmd_dropin(site, site.nodes["g01"], ["/home", "/shared"])
+    assert "ExecStartPre=/usr/bin/mountpoint /home\nExecStartPre=/usr/bin/mountpoint /shared\n" in text
+    assert "Restart=on-failure\n" in text
+    assert "\nStartLimitIntervalSec=0\n" in text
+
+
 def test_database_needs_no_password_and_fits_the_head(tmp_path: Path) -> None:
     site = make_site(tmp_path)
     assert "StoragePass" not in exports.slurmdbd_conf(site)

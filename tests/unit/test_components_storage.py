@@ -115,6 +115,20 @@ def test_the_unit_waits_for_the_network_where_it_needs_it(tmp_path: Path) -> Non
     assert "network" not in local
 
 
+def test_a_mount_whose_server_boots_later_is_tried_again(tmp_path: Path) -> None:
+    site = make_site(tmp_path)
+    unit = exports.mount_unit(exports.mounts(site, site.nodes["g1"])[0])
+    assert "\nOnFailure=provision-mount-again@%p.service\n" in unit
+    assert "ExecStart=/usr/bin/systemctl start %i.mount\nRestart=on-failure\n" in exports.mount_again()
+
+
+def test_what_must_be_mounted_before_a_job_runs(tmp_path: Path) -> None:
+    site = make_site(tmp_path, scratch={"device": "/dev/nvme1n1"})
+    assert exports.mounted(site, site.nodes["g1"], {}) == ["/home", "/shared", "/scratch"]
+    assert exports.mounted(site, site.nodes["g1"], {"mount:nfs*": "no kernel client"}) == ["/scratch"]
+    assert exports.mounted(site, site.head, {}) == ["/home", "/shared"]
+
+
 def test_jobs_own_tmp_lies_on_scratch_where_there_is_one(tmp_path: Path) -> None:
     site = make_site(tmp_path)
     assert exports.private_tmp(site, site.nodes["g1"]) == "/var/tmp/slurm"

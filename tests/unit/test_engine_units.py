@@ -6,6 +6,7 @@ import pytest
 
 from provision.engine.units import Wanted, actions, entered, parse_show
 
+MOUNT = Wanted(True, True, False, False, keep=True)
 RUN = Wanted(running=True, enabled=True, masked=False, reload=False)
 RUNNING = {
     "LoadState": "loaded",
@@ -49,6 +50,10 @@ def test_properties_are_read_as_systemctl_prints_them() -> None:
         ({"NeedDaemonReload": "yes"}, RUN, {}, ["daemon-reload", "restart"]),
         ({}, Wanted(True, True, False, True), {"newest": STARTED + 1}, ["reload"]),
         ({}, Wanted(True, True, False, True), {"newest": STARTED + 1, "loaded": STARTED + 2}, []),
+        ({}, MOUNT, {"newest": STARTED + 1}, []),
+        ({}, MOUNT, {"rewritten": True}, ["daemon-reload"]),
+        ({"NeedDaemonReload": "yes"}, MOUNT, {}, ["daemon-reload"]),
+        ({"ActiveState": "failed"}, MOUNT, {}, ["start"]),
         ({}, Wanted(False, False, False, False), {}, ["disable", "stop"]),
         (
             {"ActiveState": "inactive", "UnitFileState": "disabled"},

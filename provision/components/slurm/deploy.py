@@ -118,7 +118,7 @@ def worker(on: Context) -> None:
         ops.directory(private)
     ops.file(exports.DEVICES_SCRIPT, exports.devices_script(), mode="755")
     drop_in = _DROP_IN.format(unit="slurmd")
-    ops.file(drop_in, exports.slurmd_dropin(on.site, on.node))
+    ops.file(drop_in, exports.slurmd_dropin(on.site, on.node, storage.mounted(on.site, on.node, on.limits)))
     ops.unit("slurmd", reads=[drop_in])
     _same_configuration(on)
     _pam(on)

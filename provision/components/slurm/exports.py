@@ -333,8 +333,8 @@ def database_conf(site: Site, lock: Lock) -> str:
     )
 
 
-def slurmd_dropin(site: Site, node: Node) -> str:
-    """The systemd drop-in of slurmd: where its configuration comes from, and what it waits for."""
+def slurmd_dropin(site: Site, node: Node, mounts: Sequence[str] = ()) -> str:
+    """The systemd drop-in of slurmd: where its configuration comes from, and what it waits for (`mounts`: paths)."""
     return render(
         "slurm",
         "slurmd.conf.j2",
@@ -342,6 +342,7 @@ def slurmd_dropin(site: Site, node: Node) -> str:
         gpus=node.gpu.count if node.gpu else 0,
         script=DEVICES_SCRIPT,
         timeout=DEVICES_TIMEOUT,
+        mounts=mounts,
     )
 
 

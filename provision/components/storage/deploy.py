@@ -21,13 +21,18 @@ $g info {name} >/dev/null 2>&1 || $g create {name} {brick} force >&2 || exit 1
 $g set {name} auth.allow {clients} >&2 || exit 1
 $g info {name} | grep -qx 'Status: Started' || $g start {name} >&2"""
 
-_MOUNTED = "findmnt -n --mountpoint {path} >/dev/null && timeout 20 stat {path} >/dev/null 2>&1 || exit 1"
+_MOUNTED = (
+    "findmnt -n --mountpoint {path} >/dev/null && {same} && timeout 20 stat {path} >/dev/null 2>&1 || exit 1"
+)
 
 # What the local directory holds is hidden by the mount: the server takes it over into what it serves, other nodes
 # only look whether the account this tool comes in by would still find its home.
 _MOUNT = """set -eu
 if findmnt -n --mountpoint {path} >/dev/null; then  # it does not answer: its server may be coming back
-  for i in $(seq 60); do ! timeout 5 stat {path} >/dev/null 2>&1 || exit 0; sleep 0.5; done
+  if {same}; then
+    for i in $(seq 60); do ! timeout 5 stat {path} >/dev/null 2>&1 || exit 0; sleep 0.5; done
+  fi
+  systemctl daemon-reload
   systemctl restart {unit}
   exit 0
 fi
@@ -170,6 +175,7 @@ def _keep_access(on: Context, mounts: list[exports.Mounted]) -> None:
 
 def _mount(on: Context, mounted: exports.Mounted, *, take_over: bool) -> None:
     path = f"/etc/systemd/system/{mounted.unit}"
+    ops.file(f"/etc/systemd/system/{exports.MOUNT_AGAIN.format('')}", exports.mount_again())
     ops.file(path, exports.mount_unit(mounted))
     words = {
         "path": quote(mounted.path),
@@ -179,6 +185,10 @@ def _mount(on: Context, mounted: exports.Mounted, *, take_over: bool) -> None:
         "unit": quote(mounted.unit),
         "user": quote(on.node.access.user),
         "take_over": "yes" if take_over else "no",
+        # only of a server: what the kernel calls a local source need not be what the unit calls it
+        "same": f'[ "$(findmnt -n -o SOURCE --mountpoint {mounted.path})" = {quote(mounted.source)} ]'
+        if ":" in mounted.source
+        else "true",
     }
     ops.ensure(
         f"{mounted.path} mounted",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from provision.components.base import exports as base
 from provision.components.exported import Port
 from provision.components.storage.settings import Scratch, StorageSettings
 from provision.engine.deploy import render
+from provision.engine.limits import limit
 from provision.site.problem import Problem
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ _CLIENTS = {"nfs": "nfs-client", "nfs4": "nfs-client", "glusterfs": "glusterfs-c
 PROBE = ".provision"
 ACCESS_KEYS = "/etc/ssh/access"
 ACCESS_DROP_IN = "/etc/ssh/sshd_config.d/05-provision-access.conf"
+MOUNT_AGAIN = "provision-mount-again@{}.service"
 EXPORTS_FILE = "/etc/exports.d/provision.exports"
 
 # glusterd's own port and its bricks' (each brick takes the next one); NFS version 4 needs only one.
@@ -100,6 +102,15 @@ def mounts(site: Site, node: Node) -> list[Mounted]:
     return sorted(found, key=lambda mounted: mounted.path)
 
 
+def mounted(site: Site, node: Node, limits: Mapping[str, str]) -> list[str]:
+    """Every path that has to be mounted on `node` before a job runs there."""
+    if not site.enabled("storage"):
+        return []
+    found = [each.path for each in mounts(site, node) if not limit(limits, f"mount:{each.type}")]
+    local = scratch(site, node)
+    return [*found, local.path] if local is not None and local.device is not None else found
+
+
 def served_source(site: Site, serving: Node, path: str) -> str:
     """The `What=` of a client's mount of `path`."""
     section = _site_wide(site)
@@ -120,7 +131,13 @@ def volume(path: str) -> str:
 
 def mount_unit(mounted: Mounted) -> str:
     """The text of the systemd unit that mounts it."""
-    return render("storage", "mount.j2", mounted=mounted, local=mounted.type == "none")
+    local = mounted.type == "none"
+    return render("storage", "mount.j2", mounted=mounted, local=local, again=MOUNT_AGAIN.format("%p"))
+
+
+def mount_again() -> str:
+    """The text of the unit that tries a mount again: systemd gives up on one whose server boots later than its node."""
+    return render("storage", "mount-again.j2")
 
 
 def access_dropin(user: str) -> str:
