@@ -6,7 +6,7 @@ moment in which a job could start on a node that has not been tried.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from shlex import quote
@@ -120,7 +120,7 @@ def worker(on: Context) -> None:
     drop_in = _DROP_IN.format(unit="slurmd")
     ops.file(drop_in, exports.slurmd_dropin(on.site, on.node, storage.mounted(on.site, on.node, on.limits)))
     ops.unit("slurmd", reads=[drop_in])
-    _same_configuration(on)
+    _same_configuration("slurmd", exports.distributed(on.site, on.lock, on.profile))
     _pam(on)
 
 
@@ -140,7 +140,9 @@ def login(on: Context) -> None:
     drop_in = _DROP_IN.format(unit=unit)
     ops.file(drop_in, exports.sackd_dropin(on.site))
     ops.unit(unit, reads=[drop_in])
-    _same_configuration(on, unit)
+    # sackd fetches no more than commands need
+    conf = exports.slurm_conf(on.site, on.lock, profile=on.profile)
+    _same_configuration(unit, {"slurm.conf": conf})
 
 
 def _packages(on: Context, purpose: str) -> None:
@@ -236,9 +238,8 @@ def _explained() -> Iterator[None]:
         raise OperationFailed(f"slurmctld: {cause.rule}", cause.why, cause.action) from failed
 
 
-def _same_configuration(on: Context, unit: str = "slurmd") -> None:
+def _same_configuration(unit: str, files: Mapping[str, str]) -> None:
     """What the node got is what the site file says, without the first line, which says who writes the file."""
-    files = exports.distributed(on.site, on.lock, on.profile)
     sums = "\n".join(
         f"{sha256(text.encode()).hexdigest()} {exports.FETCHED}/{name}"
         for name, text in sorted(files.items())
