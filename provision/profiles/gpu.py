@@ -48,6 +48,11 @@ def _all() -> list[GpuProfile]:
     return [GpuProfile.model_validate({"name": name, **value}) for name, value in document.items()]
 
 
+def gpu_models() -> list[str]:
+    """The models that numbers are known of, as a site file names them."""
+    return [profile.name for profile in _all()]
+
+
 def gpu_profile(product_name: str) -> GpuProfile | None:
     """The profile of the GPU that the driver calls `product_name`; None for a model without numbers."""
     return next((profile for profile in _all() if product_name in profile.products), None)

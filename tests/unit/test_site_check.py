@@ -166,6 +166,13 @@ def test_gpus_of_one_group_are_of_one_model(tmp_path: Path) -> None:
     assert (problem.rule, problem.warning) == ("mixed-gpu-counts", True)
 
 
+def test_a_gpu_model_without_known_numbers_is_a_warning_with_the_nearest(tmp_path: Path) -> None:
+    gpu = {"hosts": "gpu-[1-3]", "roles": ["worker"], "gpu": {"model": "h100_sxm", "count": 8}}
+    problem = only(site_file(tmp_path, groups=groups(gpu=gpu)))
+    assert (problem.rule, problem.warning, problem.nearest) == ("unknown-gpu-model", True, "h100-sxm")
+    assert problem.line is not None
+
+
 def test_a_time_zone_that_does_not_exist(tmp_path: Path) -> None:
     problem = only(site_file(tmp_path, base={"timezone": "Europe/Zuerich"}))
     assert (problem.subject, problem.nearest) == ("base.timezone", "Europe/Zurich")
