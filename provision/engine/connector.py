@@ -6,7 +6,6 @@ upload makes the node forget them, because nothing is true about a node that was
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping
 from io import IOBase
 from typing import TYPE_CHECKING, Any
@@ -125,7 +124,4 @@ class NodeConnector(BaseConnector):  # type: ignore[misc]
         print_input: bool = False,
         **arguments: Any,
     ) -> bool:
-        output = self.shell.run(f"cat {shlex.quote(remote_filename)}")
-        if output.ok and isinstance(filename_or_io, IOBase):
-            filename_or_io.write(output.stdout.encode())
-        return output.ok
+        raise NotImplementedError("files are read by provision.engine.facts.text")

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import jinja2
 
+from provision.engine.limits import limit
+
 if TYPE_CHECKING:
     from provision.profiles import Distribution
     from provision.site.base import Settings
@@ -82,6 +84,10 @@ class Context:
     def settings(self, kind: type[S]) -> S:
         """This component's settings as they hold on this node."""
         return self.site.settings(self.component, self.node, kind)
+
+    def limited(self, what: str) -> str | None:
+        """Why this node cannot do `what` ("swap", "mount:nfs"); None: it can."""
+        return limit(self.limits, what)
 
     def render(self, template: str, **values: Any) -> str:
         """The text of templates/`template` of this component; a missing value is an error."""

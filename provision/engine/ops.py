@@ -148,7 +148,9 @@ def ensure(
     plan while `requires`, the program it needs, is not installed yet: then it is known after apply.
     `stdin` feeds `make`: the way for secrets.
     """
-    return _perform(title, _ensure, test=test, make=make, stdin=stdin, requires=requires, timeout=timeout)
+    return _perform(
+        title, _ensure, title=title, test=test, make=make, stdin=stdin, requires=requires, timeout=timeout
+    )
 
 
 def wait(title: str, *, test: str, timeout: int = 60) -> None:
@@ -174,18 +176,18 @@ def skip(title: str, reason: str) -> None:
     connector().recorder.skip(title, reason)
 
 
-def _perform(title: str, function: Any, *, timeout: float = 120.0, **arguments: Any) -> bool:
+def _perform(name: str, function: Any, *, timeout: float = 120.0, **arguments: Any) -> bool:
     """Run one pyinfra operation, at once in an apply, in forecast in a plan, and tell what came of it."""
     conn = connector()
     recorder = conn.recorder
-    with recorder.operation(title):
+    with recorder.operation(name):
         conn.timeout = timeout
         try:
-            meta = function(name=title, **arguments)
+            meta = function(name=name, **arguments)
         except NestedOperationError:
             last = conn.last
             detail = _tail(last.stderr or last.stdout) if last else "no answer"
-            raise OperationFailed(title, f"{detail} (exit {last.rc if last else '?'})") from None
+            raise OperationFailed(name, f"{detail} (exit {last.rc if last else '?'})") from None
         changed = bool(meta.will_change if recorder.forecast else meta.did_change())
         recorder.finish(changed)
         return changed
@@ -194,7 +196,10 @@ def _perform(title: str, function: Any, *, timeout: float = 120.0, **arguments: 
 @operation()
 def _packages(names: Sequence[str], absent: bool) -> Iterator[StringCommand]:
     manager = MANAGERS[connector().profile.family]
-    installed = manager.parse(read(manager.query).stdout)
+    try:
+        installed = manager.installed(_known(manager.query))
+    except ValueError as error:
+        raise OperationFailed("the list of packages", str(error)) from error
     todo = [name for name in names if (name in installed) == absent]
     if todo:
         connector().recorder.diff = "".join(f"{'-' if absent else '+'} {name}\n" for name in todo)
@@ -236,7 +241,7 @@ mv -fT -- "$t" {quoted}; sync "$d"
 @operation()
 def _directory(path: str, mode: str, owner: str) -> Iterator[StringCommand]:
     quoted = shlex.quote(path)
-    now = read(f"stat -c '%F|%a|%U:%G' -- {quoted}").stdout.strip()
+    now = read(f"stat -L -c '%F|%a|%U:%G' -- {quoted}").stdout.strip()
     wish = f"directory|{mode.lstrip('0') or '0'}|{owner}"
     if now != wish:
         connector().recorder.diff = f"- {now or 'nothing'}\n+ {wish}\n"
@@ -316,7 +321,7 @@ def _unit_script(unit: str, todo: list[str], wanted: units.Wanted, reads: Sequen
 def _apply_accounts(
     groups: Sequence[_accounts.Group], users: Sequence[_accounts.User]
 ) -> Iterator[StringCommand]:
-    now = _accounts.parse(read("getent passwd").stdout, read("getent group").stdout)
+    now = _accounts.parse(_known("getent passwd"), _known("getent group"))
     commands = _accounts.commands(now, groups, users)
     if commands:
         connector().recorder.diff = "".join(f"+ {command}\n" for command in commands)
@@ -338,7 +343,9 @@ def _sysctl(values: Mapping[str, str]) -> Iterator[StringCommand]:
 
 
 @operation()
-def _ensure(test: str, make: str, stdin: bytes | None, requires: str | None) -> Iterator[StringCommand]:
+def _ensure(
+    title: str, test: str, make: str, stdin: bytes | None, requires: str | None
+) -> Iterator[StringCommand]:
     recorder = connector().recorder
     if requires is not None and recorder.forecast and not read(f"command -v {shlex.quote(requires)}").ok:
         recorder.later = True
@@ -352,9 +359,19 @@ def _ensure(test: str, make: str, stdin: bytes | None, requires: str | None) -> 
             recorder.later = True  # what would be done before it may be what it needs
             yield StringCommand(make)
             return
-        raise OperationFailed("could not be told", f"{_tail(before.stderr)} (exit {before.rc} of its test)")
+        raise OperationFailed(
+            title, f"could not be told: {_tail(before.stderr)} (exit {before.rc} of its test)"
+        )
     yield Feed(make, stdin) if stdin is not None else StringCommand(make)
     yield StringCommand(f"{{ {test}\n}} >&2 || {{ echo 'it was done, and is still not so' >&2; exit 1; }}")
+
+
+def _known(command: str) -> str:
+    """The output of a read-only command that must work wherever this tool does. Raises OperationFailed."""
+    output = read(command)
+    if not output.ok:
+        raise OperationFailed(command, f"{_tail(output.stderr)} (exit {output.rc})")
+    return output.stdout
 
 
 def _headed(content: str, comment: str | None) -> str:

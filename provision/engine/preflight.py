@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from provision.engine import limits
-from provision.engine.remote import RemoteError, RootShell
-from provision.profiles import Distribution, UnsupportedDistribution, distribution
+from provision.engine.remote import RootShell
+from provision.profiles import Distribution, UnsupportedDistribution, of_os_release
 from provision.site.models import Hardware
 
 LOCK = "/run/provision.lock"
@@ -64,24 +63,19 @@ def look(shell: RootShell) -> Facts:
         (release, "/etc/os-release"),
         (limited, limits.PATH),
         (machine, "lscpu, /proc/meminfo"),
+        (manifest, MANIFEST),
+        (boot, "the boot id"),
     ):
         if not output.ok:
             raise PreflightError(f"{shell.name}: cannot read {what}: {output.stderr.strip()}")
     try:
-        identity = parse_os_release(release.stdout)
-        profile = distribution(identity.get("ID", "?"), identity.get("VERSION_ID", "?"))
+        profile = of_os_release(release.stdout)
         known = limits.parse(limited.stdout) if limited.stdout.strip() else {}
     except (UnsupportedDistribution, limits.LimitsError) as error:
         raise PreflightError(f"{shell.name}: {error}") from error
     return Facts(
         profile, known, parse_hardware(machine.stdout), parse_manifest(manifest.stdout), boot.stdout.strip()
     )
-
-
-def parse_os_release(text: str) -> dict[str, str]:
-    """KEY=value lines, quoted as in a shell."""
-    pairs = (line.partition("=") for line in text.splitlines() if "=" in line and not line.startswith("#"))
-    return {key: "".join(shlex.split(value)) for key, _, value in pairs}
 
 
 def parse_hardware(text: str) -> Hardware:
@@ -114,4 +108,4 @@ def parse_manifest(text: str) -> dict[str, dict[str, list[str]]]:
 
 def explain(error: Exception) -> tuple[str, str | None]:
     """Message and advice of whatever ended a node's run."""
-    return str(error), error.advice if isinstance(error, RemoteError) else getattr(error, "advice", None)
+    return str(error), getattr(error, "advice", None)

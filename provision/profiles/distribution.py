@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import cache
 from importlib.resources import files
 from typing import Literal
@@ -17,7 +18,6 @@ class Distribution(Settings):
 
     key: str
     family: Literal["debian", "redhat"]
-    codename: str | None = None
     ntp_pool: str = "pool.ntp.org"
     package_sets: dict[str, list[str]] = Field(default_factory=dict, alias="packages")
     units: dict[str, str] = Field(default_factory=dict)  # purpose -> unit, "time": "chrony"
@@ -68,3 +68,23 @@ def distribution(identity: str, version: str) -> Distribution:
             return _all()[key]
     known = ", ".join(sorted(_all()))
     raise UnsupportedDistribution(f"{identity} {version} is not supported; supported are: {known}")
+
+
+def parse_os_release(text: str) -> dict[str, str]:
+    """The assignments of an os-release file, {"ID": "debian", "VERSION_ID": "13"}; what is none is left out."""
+    values: dict[str, str] = {}
+    for line in text.splitlines():
+        name, equals, value = line.strip().partition("=")
+        if not equals or name.startswith("#"):
+            continue
+        try:
+            values[name] = "".join(shlex.split(value))
+        except ValueError:  # a quote that is not closed: as good as absent
+            continue
+    return values
+
+
+def of_os_release(text: str) -> Distribution:
+    """The profile of the system whose /etc/os-release is `text`. Raises UnsupportedDistribution."""
+    release = parse_os_release(text)
+    return distribution(release.get("ID", "?"), release.get("VERSION_ID", "?"))

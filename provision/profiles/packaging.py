@@ -13,19 +13,48 @@ LOCK_TIMEOUT = 300  # seconds to wait for another package manager run on the nod
 class PackageManager:
     """The package manager of a family."""
 
-    query: str  # prints the installed packages
-    parse: Callable[[str], set[str]]  # its output -> names of packages that are whole
+    query: str  # prints the packages it knows
+    installed: Callable[[str], set[str]]  # its output -> names of packages that are whole; ValueError
     install: Callable[[Iterable[str]], str]  # shell text
     remove: Callable[[Iterable[str]], str]
+    whole: str  # exits 1, naming them, where packages are half way between two states
+    make_whole: str
 
 
-def parse_dpkg(output: str) -> set[str]:
-    """Names with status "installed", whatever is wanted of them: held ones are, half-configured ones are not.
+@dataclass(frozen=True)
+class PackageState:
+    """A package as dpkg knows it: what is wanted ("hold") and what is ("unpacked")."""
 
-    Lines are "name status", as `dpkg-query -W -f '${Package} ${db:Status-Status}\\n'` prints them.
-    """
-    pairs = (line.split() for line in output.splitlines())
-    return {words[0] for words in pairs if len(words) == 2 and words[1] == "installed"}
+    name: str
+    want: str
+    error: str
+    state: str
+    version: str | None  # None: known and never installed
+
+    @property
+    def installed(self) -> bool:
+        """Whole and usable, whatever is wanted: held ones are, removed ones with configuration are not."""
+        return self.state == "installed"
+
+    @property
+    def broken(self) -> bool:
+        """Half way between states: every later installation would fail."""
+        return self.error != "ok" or self.state not in ("installed", "config-files", "not-installed")
+
+
+DPKG_QUERY = r"dpkg-query -W -f='${Package} ${Status} ${Version}\n'"
+
+
+def parse_dpkg(output: str) -> list[PackageState]:
+    """The packages that DPKG_QUERY printed. Raises ValueError naming a line that is not of its form."""
+    found = []
+    for line in output.splitlines():
+        words = line.split()
+        if len(words) not in (4, 5):
+            raise ValueError(f"not a line of dpkg-query: {line!r}")
+        name, want, error, state = words[:4]
+        found.append(PackageState(name, want, error, state, words[4] if len(words) == 5 else None))
+    return found
 
 
 def parse_rpm(output: str) -> set[str]:
@@ -44,13 +73,12 @@ if [ ! -e $policy ] || grep -q '# provision' $policy; then
 fi
 update() {{
   waited=0
-  until apt-get -qq update 2>/tmp/.provision-apt.$$; do
-    if grep -q 'Could not get lock' /tmp/.provision-apt.$$ && [ $waited -lt {lock} ]; then
-      sleep 2; waited=$((waited + 2)); continue
-    fi
-    cat /tmp/.provision-apt.$$ >&2; rm -f /tmp/.provision-apt.$$; return 100
+  until said=$(apt-get -qq update 2>&1); do
+    case $said in *'Could not get lock'*)
+      [ $waited -ge {lock} ] || {{ sleep 2; waited=$((waited + 2)); continue; }};;
+    esac
+    printf '%s\\n' "$said" >&2; return 100
   done
-  rm -f /tmp/.provision-apt.$$
 }}
 get() {{
   apt-get -qq -y -o DPkg::Lock::Timeout={lock} -o Dpkg::Options::=--force-confdef \\
@@ -69,17 +97,47 @@ def _dnf(verb: str, names: Iterable[str]) -> str:
     return f"dnf -q -y --setopt=install_weak_deps=False {verb} -- {shlex.join(names)}"
 
 
+_DPKG_WHOLE = """all=$(dpkg-query -W -f='${Status} ${Package}\\n') || exit 2
+broken=$(printf '%s\\n' "$all" | grep -Ev '^[a-z]+ ok (installed|config-files|not-installed) ')
+[ -z "$broken" ] || { printf '%s\\n' "$broken" >&2; exit 1; }"""
+# Finishes what was interrupted and never removes a package for it. A driver's module that does not build says
+# why in its make.log. dpkg itself does not wait for another one.
+_DPKG_MAKE_WHOLE = """export DEBIAN_FRONTEND=noninteractive
+get() {
+  apt-get -qq -y -o Dpkg::Options::=--force-confdef -o Dpkg::Options::=--force-confold \\
+    -o DPkg::Lock::Timeout=%(lock)d --no-remove "$@"
+}
+left=$((%(lock)d / 2))
+until said=$(dpkg --force-confdef --force-confold --configure -a 2>&1); do
+  case $said in *locked*) left=$((left - 1)); [ $left -eq 0 ] || { sleep 2; continue; };; esac
+  break
+done
+half=$(dpkg-query -W -f='${Status} ${Package}\\n' | awk '$2 != "ok" || $3 == "half-installed" {print $4}')
+[ -z "$half" ] || get --reinstall install $half || exit 1
+get --fix-broken install || {
+  printf '%%s\\n' "$said" | tail -n 5 >&2
+  log=$(ls -t /var/lib/dkms/*/*/build/make.log 2>/dev/null | head -n 1)
+  [ -z "$log" ] || { echo "the end of $log:"; tail -n 15 "$log"; } >&2
+  exit 1
+}""" % {"lock": LOCK_TIMEOUT}  # noqa: UP031 - the shell's own braces
+_RPM_WHOLE = """twice=$(dnf -q repoquery --duplicates) || exit 2
+[ -z "$twice" ] || { printf '%s\\n' "$twice" >&2; exit 1; }"""
+
 MANAGERS: dict[str, PackageManager] = {
     "debian": PackageManager(
-        query="dpkg-query -W -f '${Package} ${db:Status-Status}\\n'",
-        parse=parse_dpkg,
+        query=DPKG_QUERY,
+        installed=lambda output: {package.name for package in parse_dpkg(output) if package.installed},
         install=lambda names: _apt("install", names),
         remove=lambda names: _apt("remove", names),
+        whole=_DPKG_WHOLE,
+        make_whole=_DPKG_MAKE_WHOLE,
     ),
     "redhat": PackageManager(
         query="rpm -qa --qf '%{NAME}\\n'",
-        parse=parse_rpm,
+        installed=parse_rpm,
         install=lambda names: _dnf("install", names),
         remove=lambda names: _dnf("remove", names),
+        whole=_RPM_WHOLE,
+        make_whole="dnf -q -y remove --duplicates",
     ),
 }

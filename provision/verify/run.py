@@ -8,7 +8,6 @@ an unknown distribution) is a finding UNKNOWN with its reason.
 from __future__ import annotations
 
 import queue
-import shlex
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from testinfra.host import Host
 from provision.components import registry
 from provision.engine import limits
 from provision.engine.remote import DeadlineExceeded, RemoteError, RootShell, connect
-from provision.profiles import Distribution, UnsupportedDistribution, distribution
+from provision.profiles import Distribution, UnsupportedDistribution, of_os_release
 from provision.report.model import Document, Finding, NodeResult, Verdict, worst
 from provision.report.text import sentence, worst_first
 from provision.site.lock import Lock
@@ -147,20 +146,6 @@ def node_result(findings: Sequence[Finding]) -> NodeResult:
     return NodeResult(verdict=verdict, failed=failed, reason=reason)
 
 
-def os_release(text: str) -> dict[str, str]:
-    """The assignments of an os-release file: {"ID": "debian", "VERSION_ID": "13"}. Pure."""
-    values: dict[str, str] = {}
-    for line in text.splitlines():
-        name, equals, value = line.strip().partition("=")
-        if not equals or name.startswith("#"):
-            continue
-        try:
-            values[name] = "".join(shlex.split(value))
-        except ValueError:  # a quote that is not closed: as good as absent
-            continue
-    return values
-
-
 def _verify_node(
     site: Site,
     lock: Lock,
@@ -264,8 +249,7 @@ def _not_checked(node: Node, error: Exception, left: Sequence[Check]) -> Finding
 
 
 def _profile(host: Host) -> Distribution:
-    release = os_release(_text(host.run("cat /etc/os-release").stdout_bytes))
-    return distribution(release.get("ID", "?"), release.get("VERSION_ID", "?"))
+    return of_os_release(_text(host.run("cat /etc/os-release").stdout_bytes))
 
 
 def _limits(host: Host) -> dict[str, str]:

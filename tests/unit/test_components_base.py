@@ -273,33 +273,6 @@ munge:
     assert checks.installed_priorities(policy) == {"slurmd": 990, "munge": 500}
 
 
-# States of packages (OS-05, TLS-07)
-
-STATES = """dkms-of-a-driver install ok half-configured 1.0-1
-driver install ok unpacked 1.0-1
-driver-tools install ok installed 1.0-1
-old-daemon deinstall ok config-files 0.9-1
-driver-library hold ok installed 1.0-1
-torn install reinstreq half-installed 1.0-1
-never unknown ok not-installed
-"""
-
-
-def test_installed_means_whole_whatever_is_wanted() -> None:
-    states = exports.package_states(STATES)
-    assert [package.name for package in states if package.installed] == ["driver-tools", "driver-library"]
-
-
-def test_half_way_packages_are_broken_and_removed_ones_are_not() -> None:
-    broken = {package.name: package.state for package in exports.package_states(STATES) if package.broken}
-    assert broken == {"dkms-of-a-driver": "half-configured", "driver": "unpacked", "torn": "half-installed"}
-
-
-def test_a_line_that_dpkg_would_not_print_is_an_error() -> None:
-    with pytest.raises(ValueError, match="dpkg-query: no packages found"):
-        exports.package_states("dpkg-query: no packages found matching x\n")
-
-
 # Identities (INV-02, INV-18)
 
 

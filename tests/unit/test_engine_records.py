@@ -1,17 +1,14 @@
-"""What is kept: manifests on nodes, the journal, limits, facts of the first look, packages."""
+"""What is kept: manifests on nodes, the journal, limits, facts of the first look."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from provision.engine import limits, manifest, preflight
 from provision.engine.journal import Journal
 from provision.engine.record import Owned
-from provision.profiles.packaging import parse_dpkg
 
 LSCPU = "Socket(s): 2\nCore(s) per socket: 32\nThread(s) per core: 2\nMemTotal:  1056269312 kB\n"
 
@@ -56,31 +53,12 @@ def test_hardware_is_read_from_lscpu_and_meminfo() -> None:
         preflight.parse_hardware(LSCPU.replace("MemTotal", "MemFree"))
 
 
-def test_os_release_values_may_be_quoted() -> None:
-    assert preflight.parse_os_release('ID=debian\nVERSION_ID="13"\n# x=y\n') == {
-        "ID": "debian",
-        "VERSION_ID": "13",
-    }
-
-
 def test_limits_match_by_pattern_and_a_wrong_file_is_said() -> None:
     known = limits.parse('{"limits": [{"what": "sysctl:vm.*", "reason": "shared kernel"}]}')
     assert limits.limit(known, "sysctl:vm.swappiness") == "shared kernel"
     assert limits.limit(known, "sysctl:net.core.somaxconn") is None
     with pytest.raises(limits.LimitsError, match=r"limits.json"):
         limits.parse('{"limits": [{"what": "x"}]}')
-
-
-def test_a_package_is_installed_when_its_status_says_so_whatever_is_wanted_of_it() -> None:
-    listing = (
-        "held-one installed\ngone config-files\nbroken half-configured\nmidway unpacked\nplain installed\n"
-    )
-    assert parse_dpkg(listing) == {"held-one", "plain"}
-
-
-@given(st.text())
-def test_any_package_listing_can_be_read(text: str) -> None:
-    assert isinstance(parse_dpkg(text), set)
 
 
 def test_the_journal_keeps_runs_facts_and_states(tmp_path: Path) -> None:

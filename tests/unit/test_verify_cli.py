@@ -41,7 +41,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return expect(at.host.check_output("echo %s", "7" if at.node.name == "gpu-2" else "8"), "8")
 
     profile = Distribution.model_validate({"key": "this one", "family": "debian"})
-    monkeypatch.setattr(run, "distribution", lambda identity, version: profile)
+    monkeypatch.setattr(run, "of_os_release", lambda text: profile)
     monkeypatch.setattr(limits, "PATH", str(tmp_path / "limits.json"))
     monkeypatch.setattr(run, "GENERIC_CHECKS", ())
     monkeypatch.setattr(run, "connect", lambda site, node, sudo_password: local_shell(node.name))

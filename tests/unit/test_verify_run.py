@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from provision.components import registry
 from provision.engine import limits
@@ -38,7 +36,7 @@ def site(tmp_path: Path) -> Site:
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """This machine's distribution is supported whatever it is, and it has no limits."""
     profile = Distribution.model_validate({"key": "this one", "family": "debian"})
-    monkeypatch.setattr(run, "distribution", lambda identity, version: profile)
+    monkeypatch.setattr(run, "of_os_release", lambda text: profile)
     monkeypatch.setattr(limits, "PATH", str(tmp_path / "limits.json"))
 
 
@@ -225,10 +223,10 @@ def test_wrong_limits_are_unknown_and_name_the_file(
 def test_an_unsupported_distribution_is_unknown(
     site: Site, checks: Checks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(identity: str, version: str) -> Distribution:
-        raise UnsupportedDistribution(f"{identity} {version} is not supported; supported are: debian 13")
+    def refuse(text: str) -> Distribution:
+        raise UnsupportedDistribution("plan9 1 is not supported; supported are: debian 13")
 
-    monkeypatch.setattr(run, "distribution", refuse)
+    monkeypatch.setattr(run, "of_os_release", refuse)
     checks(good())
     findings = verify(site)
     assert told(findings, "head-1") == {"node-distribution": Verdict.UNKNOWN}
@@ -306,28 +304,6 @@ def test_the_document_names_the_worst_of_each_node(site: Site) -> None:
     assert document.nodes["gpu-1"].reason == "b: 7, expected 8"
     assert document.nodes["gpu-2"].verdict is Verdict.UNKNOWN  # nothing found is never healthy
     assert document.seconds == 1.235
-
-
-def test_os_release() -> None:
-    text = """
-NAME="Some Linux"
-# VERSION_ID=3
-ID=debian
-VERSION_ID="13"
-BROKEN="x
-HOME_URL='https://a b'
-"""
-    assert run.os_release(text) == {
-        "NAME": "Some Linux",
-        "ID": "debian",
-        "VERSION_ID": "13",
-        "HOME_URL": "https://a b",
-    }
-
-
-@given(st.text())
-def test_os_release_takes_any_text(text: str) -> None:
-    assert all(isinstance(value, str) for value in run.os_release(text).values())
 
 
 def test_failed_units() -> None:

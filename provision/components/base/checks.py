@@ -8,6 +8,7 @@ from typing import Any
 
 from provision.components.base import exports
 from provision.components.base.settings import BaseSettings
+from provision.profiles import packaging
 from provision.report.model import Verdict
 from provision.verify.check import Found, Target, check, expect, skip, unknown
 
@@ -19,13 +20,13 @@ def packages_whole(at: Target) -> Found:
     """No package is half way between two states: every later installation would fail."""
     if not at.profile.half_installs:
         return skip("only dpkg keeps half-installed packages")
-    answer = at.host.run(exports.PACKAGES_QUERY)
+    answer = at.host.run(packaging.DPKG_QUERY)
     if answer.rc != 0:
-        return _unread(answer, exports.PACKAGES_QUERY)
+        return _unread(answer, packaging.DPKG_QUERY)
     try:
-        states = exports.package_states(answer.stdout)
+        states = packaging.parse_dpkg(answer.stdout)
     except ValueError as error:
-        return unknown(str(error), source=exports.PACKAGES_QUERY)
+        return unknown(str(error), source=packaging.DPKG_QUERY)
     broken = [f"{package.name} ({package.state})" for package in states if package.broken]
     return expect(
         ", ".join(broken) or "all whole",
@@ -41,13 +42,11 @@ def packages_held(at: Target) -> Found:
     if exports.hold_paths(at.profile) is None:
         return skip(f"{at.profile.key}: packages cannot be held by pattern")
     patterns = exports.held(at.settings(BaseSettings))
-    command = (
-        f"dpkg-query -W -f='${{Package}} ${{Status}} ${{Version}}\\n' {shlex.join(patterns)} 2>/dev/null"
-    )
+    command = f"{packaging.DPKG_QUERY} {shlex.join(patterns)}"
     answer = at.host.run(f"{command}; [ $? -le 1 ]")  # 1: some pattern matched nothing
     if answer.rc != 0:
         return _unread(answer, command)
-    packages = [package for package in exports.package_states(answer.stdout) if package.installed]
+    packages = [package for package in packaging.parse_dpkg(answer.stdout) if package.installed]
     pinned = [package.name for package in packages if package.want != "hold"]
     if not packages:
         return skip("none of driver, CUDA or scheduler is installed")

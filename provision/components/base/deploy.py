@@ -9,38 +9,7 @@ from provision.components.base import exports
 from provision.components.base.settings import BaseSettings
 from provision.engine import ops
 from provision.engine.deploy import Context, step
-
-# Exit 1 and the packages that are half way between two states.
-_PACKAGES_WHOLE = {
-    "debian": """all=$(dpkg-query -W -f='${Status} ${Package}\\n') || exit 2
-broken=$(printf '%s\\n' "$all" | grep -Ev '^[a-z]+ ok (installed|config-files|not-installed) ')
-[ -z "$broken" ] || { printf '%s\\n' "$broken" >&2; exit 1; }""",
-    "redhat": """twice=$(dnf -q repoquery --duplicates) || exit 2
-[ -z "$twice" ] || { printf '%s\\n' "$twice" >&2; exit 1; }""",
-}
-# Finishes what was interrupted and never removes a package for it. A driver's module that does not build says
-# why in its make.log. dpkg itself does not wait for another one.
-_MAKE_WHOLE = {
-    "debian": """export DEBIAN_FRONTEND=noninteractive
-get() {
-  apt-get -qq -y -o Dpkg::Options::=--force-confdef -o Dpkg::Options::=--force-confold \\
-    -o DPkg::Lock::Timeout=300 --no-remove "$@"
-}
-left=150
-until said=$(dpkg --force-confdef --force-confold --configure -a 2>&1); do
-  case $said in *locked*) left=$((left - 1)); [ $left -eq 0 ] || { sleep 2; continue; };; esac
-  break
-done
-half=$(dpkg-query -W -f='${Status} ${Package}\\n' | awk '$2 != "ok" || $3 == "half-installed" {print $4}')
-[ -z "$half" ] || get --reinstall install $half || exit 1
-get --fix-broken install || {
-  printf '%s\\n' "$said" | tail -n 5 >&2
-  log=$(ls -t /var/lib/dkms/*/*/build/make.log 2>/dev/null | head -n 1)
-  [ -z "$log" ] || { echo "the end of $log:"; tail -n 15 "$log"; } >&2
-  exit 1
-}""",
-    "redhat": "dnf -q -y remove --duplicates",
-}
+from provision.profiles.packaging import MANAGERS
 
 # sshd must go on looking where it has looked until now, or people whose keys are elsewhere are locked out.
 _KEYS_WHERE_THEY_WERE = f"""sshd -t -f {{}} && {{ [ -e {exports.KEYS_DROP_IN} ] ||
@@ -56,8 +25,8 @@ def node(on: Context) -> None:
     base = on.settings(BaseSettings)
     ops.ensure(
         "packages whole",
-        test=_PACKAGES_WHOLE[on.profile.family],
-        make=_MAKE_WHOLE[on.profile.family],
+        test=MANAGERS[on.profile.family].whole,
+        make=MANAGERS[on.profile.family].make_whole,
         timeout=1800,
     )
     _names(on)
@@ -164,14 +133,14 @@ def _keys(on: Context) -> None:
 def _kernel(on: Context, base: BaseSettings) -> None:
     ops.sysctl(exports.sysctl(base))
     if base.swap == "off":
-        if reason := on.limits.get("swap"):
+        if reason := on.limited("swap"):
             ops.skip("swap off", reason)
         else:
             ops.unit("swap.target", masked=True)
             ops.ensure("swap off", test='[ "$(wc -l </proc/swaps)" -le 1 ]', make="swapoff -a")
     if base.governor == "keep":
         ops.absent(exports.GOVERNOR)
-    elif reason := on.limits.get("governor"):
+    elif reason := on.limited("governor"):
         ops.skip(f"governor {base.governor}", reason)
     else:
         files = "/sys/devices/system/cpu/cpufreq/policy*/scaling_governor"

@@ -1,4 +1,4 @@
-"""What others may know of base: accounts, rendered files, and how the state of packages is read. Pure."""
+"""What others may know of base: accounts, rendered files, identities. Pure."""
 
 from __future__ import annotations
 
@@ -202,45 +202,6 @@ def expression(glob: str) -> str:
     """The regular expression, matched from a name's beginning, that says the same as `glob`."""
     escaped = re.sub(r"[.+]", r"\\\g<0>", glob).replace("*", ".*")
     return f"^{escaped[:-2]}" if glob.endswith("*") else f"^{escaped}$"
-
-
-# State of packages
-
-
-@dataclass(frozen=True)
-class PackageState:
-    """A package as dpkg knows it: what is wanted ("hold") and what is ("unpacked")."""
-
-    name: str
-    want: str
-    error: str
-    state: str
-    version: str | None  # None: known and never installed
-
-    @property
-    def installed(self) -> bool:
-        """Whole and usable, whatever is wanted: held ones are, removed ones with configuration are not."""
-        return self.state == "installed"
-
-    @property
-    def broken(self) -> bool:
-        """Half way between states: every later installation would fail."""
-        return self.error != "ok" or self.state not in ("installed", "config-files", "not-installed")
-
-
-PACKAGES_QUERY = r"dpkg-query -W -f='${Package} ${Status} ${Version}\n'"
-
-
-def package_states(output: str) -> list[PackageState]:
-    """The packages that PACKAGES_QUERY printed. Raises ValueError naming a line that is not of its form."""
-    found = []
-    for line in output.splitlines():
-        words = line.split()
-        if len(words) not in (4, 5):
-            raise ValueError(f"not a line of dpkg-query: {line!r}")
-        name, want, error, state = words[:4]
-        found.append(PackageState(name, want, error, state, words[4] if len(words) == 5 else None))
-    return found
 
 
 # Identity of nodes

@@ -9,7 +9,6 @@ from provision.components.storage import exports
 from provision.components.storage.settings import Scratch
 from provision.engine import ops
 from provision.engine.deploy import Context, step
-from provision.engine.limits import limit
 
 _GLUSTER_TEST = """out=$(gluster --mode=script volume info {name} 2>&1) || case $out in
   *'does not exist'*) exit 1;; *) printf '%s\\n' "$out" >&2; exit 2;;
@@ -27,7 +26,7 @@ _MOUNTED = (
 
 # What the local directory holds is hidden by the mount: the server takes it over into what it serves, other nodes
 # only look whether the account this tool comes in by would still find its home.
-_MOUNT = """set -eu
+_MOUNT = r"""set -eu
 if findmnt -n --mountpoint {path} >/dev/null; then  # it does not answer: its server may be coming back
   if {same}; then
     for i in $(seq 60); do ! timeout 5 stat {path} >/dev/null 2>&1 || exit 0; sleep 0.5; done
@@ -41,7 +40,8 @@ trap 'mountpoint -q "$t" && umount "$t"; rmdir "$t"' EXIT
 mkdir -p {path}
 mount -t {type} -o {options} {source} "$t"
 if [ {take_over} = yes ]; then
-  cp -a --no-clobber {path}/. "$t"/ 2>/dev/null || cp -a -n {path}/. "$t"/
+  keep=-n; ! cp --help | grep -q 'update[[]=' || keep=--update=none  # newer releases fail where -n skips a file
+  cp -a $keep {path}/. "$t"/
 fi
 home=$(getent passwd {user} | cut -d: -f6)
 case $home/ in {path}/?*)
@@ -115,7 +115,7 @@ def _mount_all(on: Context) -> None:
         ops.packages(*on.profile.packages(purpose))
     _keep_access(on, mounts)
     for mounted in mounts:
-        if reason := limit(on.limits, f"mount:{mounted.type}"):
+        if reason := on.limited(f"mount:{mounted.type}"):
             ops.skip(f"mount {mounted.path}", reason)
             continue
         _mount(on, mounted, take_over=serves and mounted.served)

@@ -1,0 +1,96 @@
+"""Data that differs by distribution: which profile a system has, and how its packages are read."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from provision.engine.remote import local_shell
+from provision.profiles import UnsupportedDistribution, of_os_release
+from provision.profiles.distribution import parse_os_release
+from provision.profiles.packaging import MANAGERS, parse_dpkg
+
+# OS-05, TLS-07
+STATES = """dkms-of-a-driver install ok half-configured 550-1
+driver install ok unpacked 550-1
+driver-tools install ok installed 1.0-1
+old-daemon deinstall ok config-files 0.9-1
+driver-library hold ok installed 1.0-1
+torn install reinstreq half-installed 1.0-1
+never unknown ok not-installed
+"""
+
+
+def test_os_release() -> None:
+    text = """
+NAME="Some Linux"
+# VERSION_ID=3
+ID=debian
+VERSION_ID="13"
+BROKEN="x
+HOME_URL='https://a b'
+"""
+    assert parse_os_release(text) == {
+        "NAME": "Some Linux",
+        "ID": "debian",
+        "VERSION_ID": "13",
+        "HOME_URL": "https://a b",
+    }
+
+
+@given(st.text())
+def test_os_release_takes_any_text(text: str) -> None:
+    assert all(isinstance(value, str) for value in parse_os_release(text).values())
+
+
+def test_a_system_is_known_by_its_os_release_and_of_enterprise_linux_only_the_major_number_counts() -> None:
+    assert of_os_release('ID=debian\nVERSION_ID="13"\n').key == "debian 13"
+    assert of_os_release('ID="rocky"\nVERSION_ID="9.4"\n').key == "rocky 9"
+    with pytest.raises(
+        UnsupportedDistribution, match=r"plan9 \? is not supported; supported are: .*debian 13"
+    ):
+        of_os_release("ID=plan9\n")
+
+
+def test_installed_means_whole_whatever_is_wanted() -> None:
+    assert MANAGERS["debian"].installed(STATES) == {"driver-tools", "driver-library"}
+    assert MANAGERS["redhat"].installed("bash\nmunge\n") == {"bash", "munge"}
+
+
+def test_half_way_packages_are_broken_and_removed_ones_are_not() -> None:
+    broken = {package.name: package.state for package in parse_dpkg(STATES) if package.broken}
+    assert broken == {"dkms-of-a-driver": "half-configured", "driver": "unpacked", "torn": "half-installed"}
+
+
+def test_a_line_that_dpkg_would_not_print_is_an_error() -> None:
+    with pytest.raises(ValueError, match="dpkg-query: no packages found"):
+        parse_dpkg("dpkg-query: no packages found matching x\n")
+
+
+WORD = st.text(st.characters(exclude_categories=("Z", "C")), min_size=1)
+
+
+@given(st.lists(st.lists(WORD, min_size=4, max_size=5)))
+def test_any_listing_of_that_form_is_read(rows: list[list[str]]) -> None:
+    found = parse_dpkg("".join(" ".join(words) + "\n" for words in rows))
+    assert [(package.name, package.state) for package in found] == [(words[0], words[3]) for words in rows]
+
+
+@given(st.lists(WORD, min_size=1).filter(lambda words: len(words) not in (4, 5)))
+def test_a_line_of_another_form_is_refused_with_its_text(words: list[str]) -> None:
+    with pytest.raises(ValueError, match="not a line of dpkg-query"):
+        parse_dpkg(" ".join(words))
+
+
+@pytest.mark.parametrize("family", sorted(MANAGERS))
+def test_shell_text_of_package_managers_is_shell(family: str) -> None:
+    manager = MANAGERS[family]
+    shell = local_shell()
+    try:
+        for text in (manager.install(["a b"]), manager.remove(["c"]), manager.whole, manager.make_whole):
+            output = shell.run(f"sh -n <<'EOF'\n{text}\nEOF")
+            assert (output.rc, output.stderr) == (0, ""), text
+            assert "/tmp" not in text, "a name that others can make first"
+    finally:
+        shell.close()
