@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from provision.lab import cgroup
+from provision.lab import cgroup, mountns
 
 REBOOT = 133  # exit status of systemd-nspawn --keep-unit when the container asked for a reboot
 
@@ -42,6 +42,20 @@ def mount(boot: dict[str, Any]) -> None:
     subprocess.run(argv, check=True, env={**os.environ, **OLD_MOUNT})
 
 
+def start(boot: dict[str, Any]) -> subprocess.Popen[bytes]:
+    """Start the machine, its mount namespace made on the CPU that mountns names; its processes run on all."""
+    cpus, command = os.sched_getaffinity(0), list(boot["command"])
+    if (first := mountns.oldest_cpu()) is not None:
+        command.append(f"--cpu-affinity={','.join(map(str, sorted(cpus)))}")
+        os.sched_setaffinity(0, {first})
+    try:
+        return subprocess.Popen(
+            cgroup.entering(Path(boot["cgroup"]), command), env={**os.environ, **boot["environment"]}
+        )
+    finally:
+        os.sched_setaffinity(0, cpus)
+
+
 def main() -> int:
     boot = json.loads(Path(sys.argv[1]).read_text())
     machine: subprocess.Popen[bytes] | None = None
@@ -55,11 +69,10 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, stop)
     mount(boot)
-    environment = {**os.environ, **boot["environment"]}
     status = REBOOT
     while status == REBOOT and not stopping:
         prepare(boot)
-        machine = subprocess.Popen(cgroup.entering(Path(boot["cgroup"]), boot["command"]), env=environment)
+        machine = start(boot)
         status = machine.wait()
         print(f"supervisor: {boot['name']}: exit status {status}", flush=True)
     return status

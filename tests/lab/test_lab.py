@@ -438,3 +438,21 @@ def test_slurm_isolates_gpus_with_cgroups(lab: Lab) -> None:
     # one device may be opened (there is no hardware behind it), the other may not
     assert job.stderr.count("No such device or address") == 1
     assert job.stderr.count("Operation not permitted") == 1
+
+
+def test_a_mount_namespace_made_later_on_any_cpu_can_be_bound(lab: Lab) -> None:
+    """As Slurm does for the private /tmp of a job: the node's own must count as the older one."""
+    tried = lab.inside(
+        "lab-gpu-1",
+        """set -e
+        mkdir /run/bound; mount -t tmpfs none /run/bound; mount --make-private /run/bound; touch /run/bound/ns
+        for cpu in $(seq 0 $(($(nproc) - 1))); do
+            taskset --cpu-list $cpu unshare --mount sleep 10 & pid=$!
+            until [ "$(readlink /proc/$pid/ns/mnt)" != "$(readlink /proc/self/ns/mnt)" ]; do sleep 0.1; done
+            mount --bind /proc/$pid/ns/mnt /run/bound/ns && umount /run/bound/ns && echo $cpu
+            kill $pid
+        done
+        umount /run/bound; rmdir /run/bound""",
+    )
+    assert tried.split() == [str(cpu) for cpu in range(len(tried.split()))]
+    assert len(tried.split()) == int(lab.inside("lab-gpu-1", "nproc"))
