@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from provision.site.jumps import bare, below
+from provision.site.names import bracketed
 
 if TYPE_CHECKING:
     from provision.site.models import Node, Site
@@ -64,7 +65,7 @@ def jump_chain(site: Site, jump: str) -> str:
         name, colon, port = host.partition(":") if host.count(":") == 1 else (host, "", "")
         known = site.nodes.get(name)
         if known is not None and known.address:
-            name = f"[{known.address}]" if ":" in known.address else known.address
+            name = bracketed(known.address)
             user, at = (user, at) if user else (known.access.user, "@")
             colon, port = (colon, port) if port else (":", str(known.access.port))
         hops.append(f"{user}{at}{name}{colon}{port}")

@@ -328,7 +328,7 @@ def _same(text: str, other: Address | str) -> bool:
 def _network_problems(site: Site) -> Iterator[Problem]:
     networks = site.file.networks
     written = networks.management
-    management = [written] if isinstance(written, str) else list(written)
+    management = networks.of_nodes
     keys: list[Key] = (
         [("networks", "management")]
         if isinstance(written, str)

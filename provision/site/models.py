@@ -103,6 +103,11 @@ class Networks(Settings):
     fabric: Fabric | None = None
     bmc: str | None = None
 
+    @property
+    def of_nodes(self) -> list[str]:
+        """The networks that nodes reach each other by, also where the file names only one."""
+        return [self.management] if isinstance(self.management, str) else self.management
+
 
 class Scheduler(Settings):
     slurm: SlurmSettings | None = None

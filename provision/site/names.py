@@ -87,3 +87,8 @@ def _is_address(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def bracketed(host: str) -> str:
+    """`host` as it stands before a port: an IPv6 address in brackets, all else as it is."""
+    return f"[{host}]" if _is_address(host) and ":" in host else host

@@ -402,6 +402,14 @@ def node_addresses(nodes: Iterable[Node]) -> list[str]:
     return list(dict.fromkeys(address for address in found if address))
 
 
+def cluster_networks(site: Site) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+    """Where nodes are: `networks.management`, and the address of each node that lies outside of them."""
+    networks = [ipaddress.ip_network(text, strict=False) for text in site.file.networks.of_nodes]
+    addresses = map(ipaddress.ip_address, node_addresses(site.nodes.values()))
+    outside = [a for a in addresses if not any(a in network for network in networks)]
+    return [*networks, *map(ipaddress.ip_network, outside)]
+
+
 def hold_paths(profile: Distribution) -> tuple[str, str] | None:
     """Where pins and the list of unattended-upgrades go; None where there are no such folders."""
     paths = profile.paths

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from provision.site.base import Settings
+from provision.site.base import Settings, matches
 
 _ACCOUNT = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 _SYSCTL = re.compile(r"[a-z0-9_]+([./][A-Za-z0-9_-]+)+")
@@ -20,15 +20,6 @@ _ZONE = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*")
 _LOCALE = re.compile(r"C\.UTF-8|[a-z]{2,3}_[A-Z]{2}\.UTF-8")
 _SIZE = re.compile(r"[1-9][0-9]*[KMGT]")
 _DURATION = re.compile(r"[1-9][0-9]*(s|min|h|day|week|month|year)")
-
-
-def _matches(pattern: re.Pattern[str], wanted: str) -> AfterValidator:
-    def validate(value: str) -> str:
-        if not pattern.fullmatch(value):
-            raise ValueError(f"{value!r} is not {wanted}")
-        return value
-
-    return AfterValidator(validate)
 
 
 def _public_key(value: str) -> str:
@@ -54,7 +45,7 @@ def _address(value: str) -> str:
     return str(ipaddress.ip_address(value))
 
 
-Account = Annotated[str, _matches(_ACCOUNT, "an account name: a-z, 0-9, _ and -, 32 characters at most")]
+Account = Annotated[str, matches(_ACCOUNT, "an account name: a-z, 0-9, _ and -, 32 characters at most")]
 PublicKey = Annotated[str, AfterValidator(_public_key)]
 IpAddress = Annotated[str, AfterValidator(_address)]
 Id = Annotated[int, Field(ge=1000, le=2_000_000_000)]  # below 1000 the distribution hands them out
@@ -87,16 +78,16 @@ class Limits(Settings):
 class Journal(Settings):
     """The systemd journal, kept over reboots."""
 
-    size: Annotated[str, _matches(_SIZE, "a size like 2G")] = "2G"
-    keep_free: Annotated[str, _matches(_SIZE, "a size like 2G")] = "2G"
-    retention: Annotated[str, _matches(_DURATION, "a time like 3month")] = "3month"
+    size: Annotated[str, matches(_SIZE, "a size like 2G")] = "2G"
+    keep_free: Annotated[str, matches(_SIZE, "a size like 2G")] = "2G"
+    retention: Annotated[str, matches(_DURATION, "a time like 3month")] = "3month"
 
 
 class Hold(Settings):
     """Packages that only move when a person or this tool moves them: driver, CUDA and scheduler always."""
 
     kernel: bool = False  # also the kernel: with a driver that is not rebuilt by itself
-    also: list[Annotated[str, _matches(_PATTERN, "a package name or pattern like ofed*")]] = Field(
+    also: list[Annotated[str, matches(_PATTERN, "a package name or pattern like ofed*")]] = Field(
         default_factory=list
     )
 
@@ -104,13 +95,13 @@ class Hold(Settings):
 class BaseSettings(Settings):
     """The part of a site file that describes base."""
 
-    timezone: Annotated[str, _matches(_ZONE, "a time zone like Europe/Zurich")] = "Etc/UTC"
-    locale: Annotated[str, _matches(_LOCALE, "C.UTF-8 or a locale like en_US.UTF-8")] = "C.UTF-8"
+    timezone: Annotated[str, matches(_ZONE, "a time zone like Europe/Zurich")] = "Etc/UTC"
+    locale: Annotated[str, matches(_LOCALE, "C.UTF-8 or a locale like en_US.UTF-8")] = "C.UTF-8"
     hosts: dict[str, IpAddress] = Field(default_factory=dict)  # further lines of /etc/hosts: name -> address
     groups: dict[Account, Id] = Field(default_factory=dict)  # name -> gid
     users: dict[Account, User] = Field(default_factory=dict)
     absent_users: list[Account] = Field(default_factory=list)  # removed, their files stay
-    sysctl: dict[Annotated[str, _matches(_SYSCTL, "a kernel parameter like vm.swappiness")], int | str] = (
+    sysctl: dict[Annotated[str, matches(_SYSCTL, "a kernel parameter like vm.swappiness")], int | str] = (
         Field(default_factory=dict)
     )
     limits: Limits = Limits()

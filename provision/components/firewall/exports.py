@@ -51,17 +51,9 @@ def openings(site: Site, node: Node) -> list[Opening]:
 
 
 def trusted(site: Site, node: Node) -> tuple[list[str], list[str]]:
-    """The networks that reach every port of `node`, IPv4 and IPv6: the cluster's own and the site file's.
-
-    The cluster's are `networks.management` and the address of each node that lies outside them.
-    """
-    listed = site.file.networks.management
-    own = [listed] if isinstance(listed, str) else listed
+    """The networks that reach every port of `node`, IPv4 and IPv6: the cluster's own and the site file's."""
     more = site.settings("firewall", node, FirewallSettings).trusted
-    networks = [ipaddress.ip_network(text, strict=False) for text in (*own, *more)]
-    for address in map(ipaddress.ip_address, base.node_addresses(site.nodes.values())):
-        if not any(address in network for network in networks):
-            networks.append(ipaddress.ip_network(address))
+    networks = [*base.cluster_networks(site), *map(ipaddress.ip_network, more)]
     v4 = ipaddress.collapse_addresses(net for net in networks if isinstance(net, ipaddress.IPv4Network))
     v6 = ipaddress.collapse_addresses(net for net in networks if isinstance(net, ipaddress.IPv6Network))
     return [str(net) for net in v4], [str(net) for net in v6]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 from collections.abc import Sequence
 from importlib.resources import files
@@ -15,6 +14,7 @@ from provision.components.prometheus.settings import Alerts, MonitoringSettings
 from provision.engine.deploy import render
 from provision.site.hidden import reveal
 from provision.site.models import Node, Site
+from provision.site.names import bracketed
 
 SERVER, ALERTMANAGER, GOSSIP, EXPORTER = 9090, 9093, 9094, 9100
 
@@ -39,7 +39,7 @@ ALERTMANAGER_CONFIG = "/etc/prometheus/provision-alertmanager.yml"
 
 def host_port(node: Node, port: int) -> str:
     """Where others reach `port` of `node`: its address in the site file, its name where it has none."""
-    return f"{_bracketed(node.address or node.name)}:{port}"
+    return f"{bracketed(node.address or node.name)}:{port}"
 
 
 def listen(node: Node, port: int) -> str:
@@ -229,10 +229,3 @@ def exporter_dropin(binary: str, textfiles: str, node: Node) -> str:
 
 def _dropin(words: Sequence[str]) -> str:
     return render("prometheus", "dropin.conf.j2", command=" \\\n  ".join(words))
-
-
-def _bracketed(host: str) -> str:
-    try:
-        return f"[{host}]" if ipaddress.ip_address(host).version == 6 else host
-    except ValueError:
-        return host

@@ -5,36 +5,19 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from provision.site.base import Settings
+from provision.site.base import Settings, matches
 from provision.site.hidden import Secretive
 
-_DURATION = re.compile(r"(\d+y)?(\d+w)?(\d+d)?(\d+h)?(\d+m)?(\d+s)?(\d+ms)?")
+_DURATION = re.compile(r"(?=\d)(\d+y)?(\d+w)?(\d+d)?(\d+h)?(\d+m)?(\d+s)?(\d+ms)?")
 _SIZE = re.compile(r"\d+(KB|MB|GB|TB|PB)")
 _SMARTHOST = re.compile(r"(\[[0-9A-Fa-f:]+\]|[^\s:\[\]]+):\d{1,5}")
 
 
-def _duration(value: str) -> str:
-    if not value or not _DURATION.fullmatch(value):
-        raise ValueError('expected a duration as Prometheus writes it, such as "15s", "30d" or "1h30m"')
-    return value
-
-
-def _size(value: str) -> str:
-    if not _SIZE.fullmatch(value):
-        raise ValueError('expected a size with its unit, such as "512MB" or "50GB"')
-    return value
-
-
-def _smarthost(value: str) -> str:
-    if not _SMARTHOST.fullmatch(value):
-        raise ValueError('expected host:port of the mail server, such as "mail.example.org:587"')
-    return value
-
-
-Duration = Annotated[str, AfterValidator(_duration)]
-Size = Annotated[str, AfterValidator(_size)]
+Duration = Annotated[str, matches(_DURATION, "a duration as Prometheus writes it: 15s, 30d, 1h30m")]
+Size = Annotated[str, matches(_SIZE, "a size with its unit: 512MB, 50GB")]
+Smarthost = Annotated[str, matches(_SMARTHOST, "host:port of the mail server: mail.example.org:587")]
 
 
 class Mail(Settings):
@@ -42,7 +25,7 @@ class Mail(Settings):
 
     to: list[str] = Field(min_length=1)
     sender: str
-    smarthost: Annotated[str, AfterValidator(_smarthost)]
+    smarthost: Smarthost
     user: str | None = None
     password: Secretive | None = None
     require_tls: bool = True

@@ -16,6 +16,7 @@ from provision.components.storage import exports as storage
 from provision.engine.deploy import Secret, render
 from provision.report.model import Finding, Verdict
 from provision.site.hostlist import HostlistError, expand, fold
+from provision.site.names import bracketed
 from provision.site.problem import Problem, nearest
 
 if TYPE_CHECKING:
@@ -377,17 +378,15 @@ def rest_dropin(site: Site, binary: str) -> str:
     """The systemd drop-in of slurmrestd: a user of its own, tokens only."""
     rest = settings(site).rest
     assert rest is not None
-    address = site.head.address or ""
-    listen = f"[{address}]" if ":" in address else address
-    return render("slurm", "slurmrestd.conf.j2", binary=binary, listen=f"{listen}:{rest.port}")
+    listen = f"{bracketed(site.head.address or '')}:{rest.port}"
+    return render("slurm", "slurmrestd.conf.j2", binary=binary, listen=listen)
 
 
 def rest_url(site: Site) -> str:
     """The base URL of slurmrestd as the head reaches it."""
     rest = settings(site).rest
     assert rest is not None
-    address = site.head.address or "localhost"
-    return f"http://{f'[{address}]' if ':' in address else address}:{rest.port}"
+    return f"http://{bracketed(site.head.address or 'localhost')}:{rest.port}"
 
 
 def distributed(site: Site, lock: Lock, profile: Distribution) -> dict[str, str]:

@@ -5,38 +5,20 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from provision.site.base import Settings
+from provision.site.base import Settings, matches
 
 _TIME = re.compile(r"INFINITE|\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}")
 _NAME = re.compile(r"[a-z0-9_][a-z0-9_.-]*", re.IGNORECASE)
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9]*")
 
 
-def _time(value: str) -> str:
-    if not _TIME.fullmatch(value):
-        raise ValueError(
-            f"{value!r} is not a time as Slurm writes it: 30 (minutes), 12:00:00, 3-00:00:00, INFINITE"
-        )
-    return value
-
-
-def _name(value: str) -> str:
-    if not _NAME.fullmatch(value):
-        raise ValueError(f"{value!r} is not a name of letters, digits and _.-")
-    return value
-
-
-def _option(value: str) -> str:
-    if not _OPTION.fullmatch(value):
-        raise ValueError(f"{value!r} is not a parameter of slurm.conf")
-    return value
-
-
-Time = Annotated[str, AfterValidator(_time)]
-Name = Annotated[str, AfterValidator(_name)]
-Option = Annotated[str, AfterValidator(_option)]
+Time = Annotated[
+    str, matches(_TIME, "a time as Slurm writes it: 30 (minutes), 12:00:00, 3-00:00:00, INFINITE")
+]
+Name = Annotated[str, matches(_NAME, "a name of letters, digits and _.-")]
+Option = Annotated[str, matches(_OPTION, "a parameter of slurm.conf")]
 Line = Annotated[str, Field(pattern=r"^[^\n]+$")]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from provision.site.base import Settings
+from provision.site.base import Settings, matches
 
 _PATH = re.compile(r"(/[A-Za-z0-9_][A-Za-z0-9_.+-]*)+")
 _OPTIONS = re.compile(r"[^\s,]+(,[^\s,]+)*")
@@ -37,14 +37,8 @@ def _path(value: str) -> str:
     return value
 
 
-def _options(value: str) -> str:
-    if not _OPTIONS.fullmatch(value):
-        raise ValueError(f"{value!r} is not a list of mount options like 'hard,vers=4.2'")
-    return value
-
-
 Path = Annotated[str, AfterValidator(_path)]
-Options = Annotated[str, AfterValidator(_options)]
+Options = Annotated[str, matches(_OPTIONS, "a list of mount options like 'hard,vers=4.2'")]
 MountRole = Literal["head", "worker", "login", "storage", "monitor", "control-plane"]
 
 

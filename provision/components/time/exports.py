@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import ipaddress
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -44,17 +43,8 @@ def where(node: Node) -> str:
 
 
 def clients(site: Site) -> list[str]:
-    """Networks that heads serve: the management networks, nodes outside them; all if neither is known."""
-    listed = site.file.networks.management
-    networks = [
-        ipaddress.ip_network(text, strict=False) for text in ([listed] if isinstance(listed, str) else listed)
-    ]
-    single = [
-        ipaddress.ip_network(address)
-        for address in base.node_addresses(site.nodes.values())
-        if not any(ipaddress.ip_address(address) in network for network in networks)
-    ]
-    return [str(network) for network in (*networks, *single)] or ["all"]
+    """Networks that heads serve: the cluster's; all where none is known."""
+    return [str(network) for network in base.cluster_networks(site)] or ["all"]
 
 
 @dataclass(frozen=True)
