@@ -25,7 +25,7 @@ from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
 STATE = ROOT / ".lab-benchmark"
-PROVISION = [sys.executable, "-c", "from provision.cli import main; main()"]
+PROVISION = [sys.executable, "-m", "provision"]
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,10 @@ STYLES = {
 
 @app.callback()
 def sources() -> None:
-    """Turn what you have into a site file."""
+    """Turn what you have into a site file.
+
+    Example: provision import ansible hosts.ini -o inventories/atlas.yml
+    """
 
 
 @app.command("ansible")

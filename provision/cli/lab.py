@@ -15,6 +15,7 @@ from rich.progress import Progress as Rows
 from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from provision.cli.common import INTERRUPTED, WRONG_INPUT, JsonOption, print_json
 from provision.lab import InputError, Lab, LabError
 from provision.lab.faults import FAULTS
 from provision.lab.progress import Progress
@@ -22,6 +23,8 @@ from provision.report.model import Document, NodeResult, Verdict, worst
 
 app = typer.Typer(
     help="A throwaway cluster of systemd containers on this machine: real ssh, apt, systemd, Slurm.",
+    epilog="Example: [bold]provision lab up[/bold] · [bold]provision lab ssh lab-head sinfo[/bold]"
+    " · [bold]provision lab down[/bold]",
     no_args_is_help=True,
 )
 console = Console(stderr=True)
@@ -32,7 +35,6 @@ State = Annotated[
         "--state", envvar="PROVISION_LAB_DIR", help="Folder of the lab.", show_default=".lab in the checkout"
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 NodeName = Annotated[str, typer.Argument(help="A node, such as lab-gpu-1.", metavar="NODE")]
 
 
@@ -82,10 +84,10 @@ def working(state: Path | None) -> Iterator[Lab]:
             yield Lab(state, progress=Plain())
     except LabError as error:
         console.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
-        raise typer.Exit(2 if isinstance(error, InputError) else 1) from error
+        raise typer.Exit(WRONG_INPUT if isinstance(error, InputError) else 1) from error
     except KeyboardInterrupt:
         console.print("interrupted; run the same command again to go on")
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def answer(verb: str, started: float, names: list[str], json: bool, text: str) -> None:
@@ -97,7 +99,10 @@ def answer(verb: str, started: float, names: list[str], json: bool, text: str) -
         seconds=round(time.monotonic() - started, 1),
         nodes={name: NodeResult(verdict=Verdict.PASS) for name in names},
     )
-    typer.echo(document.model_dump_json(indent=2) if json else text)
+    if json:
+        print_json(document)
+    else:
+        typer.echo(text)
 
 
 @app.command(
@@ -123,7 +128,7 @@ def up(
     ] = None,
     fresh: Annotated[bool, typer.Option(help="Take down what is there and start from nothing.")] = False,
     state: State = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Make the lab, or complete and mend the one that is there, until all nodes answer ssh."""
     started = time.monotonic()
@@ -142,7 +147,7 @@ def down(
         bool, typer.Option(help="Remove the machine's cache of layers and packages as well.")
     ] = False,
     state: State = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Remove the lab: processes, network, files. Nothing of it stays on this machine."""
     started = time.monotonic()
@@ -152,7 +157,7 @@ def down(
 
 
 @app.command(epilog="Example: [bold]provision lab status --json[/bold]")
-def status(state: State = None, json: Json = False) -> None:
+def status(state: State = None, json: JsonOption = False) -> None:
     """What the nodes of the lab are doing. Exit status 1 unless all of them run."""
     started = time.monotonic()
     with working(state) as lab:
@@ -174,7 +179,7 @@ def status(state: State = None, json: Json = False) -> None:
         details={node.name: {"address": node.address, "state": states[node.name]} for node in nodes},
     )
     if json:
-        typer.echo(document.model_dump_json(indent=2))
+        print_json(document)
     elif not nodes:
         typer.echo("there is no lab: run `provision lab up`")
     else:
@@ -229,7 +234,7 @@ def fault(
     xid: Annotated[int | None, typer.Option(help="NVIDIA error number.", show_default=False)] = None,
     gpu: Annotated[int | None, typer.Option(help="Index of the GPU.", show_default=False)] = None,
     state: State = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     started = time.monotonic()
     given = {"path": path, "by": by, "seconds": seconds, "package": package, "xid": xid, "gpu": gpu}
@@ -242,7 +247,7 @@ def fault(
 def snapshot(
     name: Annotated[str, typer.Argument(help="Name to keep the disks under.")],
     state: State = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Keep the disks of all nodes under a name; the nodes are shut down for it and started again."""
     started = time.monotonic()
@@ -256,7 +261,7 @@ def snapshot(
 def restore(
     name: Annotated[str, typer.Argument(help="A snapshot that was taken.")],
     state: State = None,
-    json: Json = False,
+    json: JsonOption = False,
 ) -> None:
     """Put the disks of all nodes back as a snapshot has them, and boot from them."""
     started = time.monotonic()

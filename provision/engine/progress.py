@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -23,9 +23,7 @@ class _Row:
 
     text: str = "waiting"
     changed: int = 0
-    done: int = 0
     over: str | None = None  # verdict
-    since: float = field(default_factory=time.monotonic)
 
 
 @contextmanager

@@ -24,10 +24,15 @@ def reboot(
     here at once.
     """
     name = shell.name
-    shell.run(
+    asked = shell.run(
         "systemd-run --quiet --collect --on-active=1 --timer-property=AccuracySec=100ms systemctl reboot"
     )
     shell.close()
+    if not asked.ok:
+        raise RebootError(
+            f"{name} does not take a reboot: {asked.stderr.strip() or f'exit {asked.rc}'}",
+            "reboot it by hand",
+        )
     deadline = time.monotonic() + limit
     seen = "nothing"
     while time.monotonic() < deadline:

@@ -7,8 +7,8 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
-from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 from provision.lab.command import InputError, LabError
@@ -155,7 +155,7 @@ def _has(url: str) -> bool:
     try:
         with urlopen(Request(url, method="HEAD"), timeout=20):
             return True
-    except (URLError, TimeoutError):
+    except (OSError, HTTPException, ValueError):  # no answer, a wrong one, or no address at all
         return False
 
 

@@ -24,7 +24,6 @@ from provision.lab.command import InputError, LabError
 from provision.lab.host import Mirror
 from provision.lab.progress import Progress
 
-OPS_UID = 1000
 DEFAULTS = Path(__file__).with_name("layers.yml")
 
 # Runs in a new mount namespace: $1 lower folders, $2 scratch folder, then the program to run on the stack.

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-PROVISION = [sys.executable, "-c", "from provision.cli import main; main()"]
+PROVISION = [sys.executable, "-m", "provision"]
 
 
 @dataclass(frozen=True)

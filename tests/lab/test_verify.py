@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,8 +17,8 @@ import pytest
 import yaml
 
 from provision.lab import Lab
+from tests.lab.command import PROVISION
 
-PROVISION = [sys.executable, "-c", "from provision.cli import main; main()"]
 Verify = Callable[..., tuple[int, dict[str, Any]]]
 
 

@@ -56,3 +56,12 @@ def test_a_node_that_stays_away_is_lost_with_the_last_words_heard() -> None:
     with pytest.raises(RebootError, match=r"gpu-1 is lost after its reboot.*Connection refused") as caught:
         reboot(Session("a"), refused, "a", limit=0.05, pause=0.01)  # type: ignore[arg-type]
     assert caught.value.advice is not None
+
+
+def test_a_node_that_refuses_to_reboot_is_not_waited_for() -> None:
+    class Refusing(Session):
+        def run(self, command: str, stdin: bytes | None = None, timeout: float = 0) -> Output:
+            return Output(1, "", "Failed to connect to bus: No such file or directory\n")
+
+    with pytest.raises(RebootError, match=r"gpu-1 does not take a reboot: Failed to connect to bus"):
+        reboot(Refusing("a"), lambda: Session("b"), "a", limit=600)  # type: ignore[arg-type, return-value]

@@ -17,7 +17,7 @@ _REFUSED = 7  # curl: nothing listens there
 
 
 class Unreadable(Exception):
-    """An answer that is not what it should be, with what it was."""
+    """No answer, or one that is not what it should be; with the reason, or what it was."""
 
 
 @check("node-exporter-answers")
@@ -58,11 +58,8 @@ def alertmanager_loaded(at: Target) -> Found:
 def targets_exact(at: Target) -> Found:
     """What is scraped is what the site file says, nothing less and nothing that is gone."""
     address = f"{exports.url(at.node, exports.SERVER)}/api/v1/targets?state=active"
-    answer = _get(at, address)
-    if answer.text is None:
-        return unknown(answer.error, source=address)
     try:
-        scraped = set(parse_targets(answer.text))
+        scraped = set(parse_targets(_text(at, address)))
     except Unreadable as error:
         return unknown(str(error), source=address)
     expected = exports.expected_targets(at.site)
@@ -84,11 +81,8 @@ def targets_exact(at: Target) -> Found:
 @check("prometheus-targets-up", role="monitor")
 def targets_up(at: Target) -> Found:
     address = f"{exports.url(at.node, exports.SERVER)}/api/v1/targets?state=active"
-    answer = _get(at, address)
-    if answer.text is None:
-        return unknown(answer.error, source=address)
     try:
-        scraped = parse_targets(answer.text)
+        scraped = parse_targets(_text(at, address))
     except Unreadable as error:
         return unknown(str(error), source=address)
     if not scraped:
@@ -117,11 +111,8 @@ def targets_up(at: Target) -> Found:
 @check("prometheus-rules", role="monitor")
 def rules_loaded(at: Target) -> Found:
     address = f"{exports.url(at.node, exports.SERVER)}/api/v1/rules?type=alert"
-    answer = _get(at, address)
-    if answer.text is None:
-        return unknown(answer.error, source=address)
     try:
-        loaded = parse_rules(answer.text)
+        loaded = parse_rules(_text(at, address))
     except Unreadable as error:
         return unknown(str(error), source=address)
     broken = [f"{name}: {error}" for rules in loaded.values() for name, error in rules.items() if error]
@@ -148,11 +139,8 @@ def alertmanager_receives(at: Target) -> Found:
     if ready.text is None:
         return unknown(ready.error, source=address)
     address = f"{exports.url(at.node, exports.SERVER)}/api/v1/alertmanagers"
-    answer = _get(at, address)
-    if answer.text is None:
-        return unknown(answer.error, source=address)
     try:
-        known = parse_alertmanagers(answer.text)
+        known = parse_alertmanagers(_text(at, address))
     except Unreadable as error:
         return unknown(str(error), source=address)
     wanted = {exports.host_port(each, exports.ALERTMANAGER) for each in at.site.with_role("monitor")}
@@ -182,6 +170,14 @@ def _get(at: Target, address: str) -> Answer:
         return Answer(result.stdout)
     said = result.stderr.strip() or f"curl: exit status {result.rc}"
     return Answer(None, said, refused=result.rc == _REFUSED)
+
+
+def _text(at: Target, address: str) -> str:
+    """What a service answers. Raises Unreadable with the reason where it does not."""
+    answer = _get(at, address)
+    if answer.text is None:
+        raise Unreadable(answer.error)
+    return answer.text
 
 
 def _down(read: str, expected: str, unit: str, source: str) -> Found:

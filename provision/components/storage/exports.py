@@ -77,11 +77,6 @@ def served_paths(site: Site) -> list[str]:
     return [path for path in section.shared if path not in elsewhere]
 
 
-def shared_paths(site: Site) -> list[str]:
-    """Paths under which every node sees one tree: served ones, and mounts that all nodes have."""
-    return [*served_paths(site), *(mount.path for mount in _site_wide(site).mounts if not mount.roles)]
-
-
 def mounts(site: Site, node: Node) -> list[Mounted]:
     """What is mounted on `node`, parents before what lies below them."""
     section = settings(site, node)
