@@ -22,7 +22,6 @@ from provision.engine import units
 from provision.engine.connector import Feed
 from provision.engine.facts import connector, read
 from provision.engine.record import OperationFailed
-from provision.profiles.packaging import MANAGERS
 
 _DIFF_LINES = 200
 _LOADED = "/var/lib/provision/loaded"  # one stamp a unit: when it was last told to reload
@@ -195,7 +194,7 @@ def _perform(name: str, function: Any, *, timeout: float = 120.0, **arguments: A
 
 @operation()
 def _packages(names: Sequence[str], absent: bool) -> Iterator[StringCommand]:
-    manager = MANAGERS[connector().profile.family]
+    manager = connector().profile.manager
     try:
         installed = manager.installed(_known(manager.query))
     except ValueError as error:

@@ -10,6 +10,7 @@ from typing import Literal
 import yaml
 from pydantic import Field
 
+from provision.profiles.packaging import MANAGERS, PackageManager
 from provision.site.base import Settings
 
 
@@ -24,6 +25,11 @@ class Distribution(Settings):
     paths: dict[str, str] = Field(
         default_factory=dict
     )  # purpose -> path, "chrony.conf": "/etc/chrony/chrony.conf"
+
+    @property
+    def manager(self) -> PackageManager:
+        """How packages are asked for, installed and mended here."""
+        return MANAGERS[self.family]
 
     @property
     def half_installs(self) -> bool:

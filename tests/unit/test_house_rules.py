@@ -97,7 +97,9 @@ def asks_for_lab(node: ast.AST) -> bool:
 
 
 def asks_for_distribution(node: ast.AST) -> bool:
-    """A comparison with the name of a distribution."""
+    """A comparison with the name of a distribution, or a look at the family that it is of."""
+    if isinstance(node, ast.Attribute) and node.attr == "family" and isinstance(node.value, ast.Attribute):
+        return node.value.attr == "profile"
     if not isinstance(node, ast.Compare):
         return False
     words = [
@@ -140,6 +142,18 @@ RULES = (
         OUTSIDE_PROFILES,
         nodes(asks_for_distribution),
         "x = 1 if name == 'debian' else 2\n",
+    ),
+    Rule(
+        "distributions differ by what their profile offers, not by their family",
+        OUTSIDE_PROFILES,
+        nodes(asks_for_distribution),
+        "test = TESTS[on.profile.family]\n",
+    ),
+    Rule(
+        "a name in /tmp that others can make first: use mktemp",
+        PROVISION,
+        lines(r"/tmp/[\w.-]*\$\$|>\s*/tmp/"),
+        "run('make 2>/tmp/words.$$')\n",
     ),
     Rule(
         "a failure that is thrown away",

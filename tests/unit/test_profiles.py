@@ -91,6 +91,5 @@ def test_shell_text_of_package_managers_is_shell(family: str) -> None:
         for text in (manager.install(["a b"]), manager.remove(["c"]), manager.whole, manager.make_whole):
             output = shell.run(f"sh -n <<'EOF'\n{text}\nEOF")
             assert (output.rc, output.stderr) == (0, ""), text
-            assert "/tmp" not in text, "a name that others can make first"
     finally:
         shell.close()

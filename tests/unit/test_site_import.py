@@ -15,6 +15,7 @@ from provision.report.model import Finding, Verdict
 from provision.site.ansible import InventoryError, read_inventory
 from provision.site.importer import Imported, site_text
 from provision.site.load import examine_text
+from provision.site.models import Access
 from provision.site.ssh_arguments import translate_arguments
 
 
@@ -307,7 +308,12 @@ def test_sharing_of_connections_is_not_needed() -> None:
 
 @given(st.text(alphabet="-oJpiWqssh %h:=\"' gate@,1", max_size=50))
 def test_no_ssh_arguments_raise(text: str) -> None:
-    translate_arguments(text)
+    translated = translate_arguments(text)
+    assert set(translated.access) <= set(Access.model_fields)
+    if text.strip():
+        assert translated.access or translated.left_out or translated.unneeded, (
+            "nothing is left out in silence"
+        )
 
 
 def test_the_inventory_says_it_once_for_each_host(tmp_path: Path) -> None:

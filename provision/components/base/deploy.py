@@ -9,7 +9,6 @@ from provision.components.base import exports
 from provision.components.base.settings import BaseSettings
 from provision.engine import ops
 from provision.engine.deploy import Context, step
-from provision.profiles.packaging import MANAGERS
 
 # sshd must go on looking where it has looked until now, or people whose keys are elsewhere are locked out.
 _KEYS_WHERE_THEY_WERE = f"""sshd -t -f {{}} && {{ [ -e {exports.KEYS_DROP_IN} ] ||
@@ -25,8 +24,8 @@ def node(on: Context) -> None:
     base = on.settings(BaseSettings)
     ops.ensure(
         "packages whole",
-        test=MANAGERS[on.profile.family].whole,
-        make=MANAGERS[on.profile.family].make_whole,
+        test=on.profile.manager.whole,
+        make=on.profile.manager.make_whole,
         timeout=1800,
     )
     _names(on)
