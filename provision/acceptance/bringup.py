@@ -25,6 +25,9 @@ from provision.verify.run import verify
 
 Show = Callable[[dict[str, Any]], None]
 
+SETTLE = 60.0  # seconds that what was changed may take until its checks are content: a server's first scrape, a mount
+PAUSE = 3.0  # seconds between two looks
+
 
 def bring_up(
     site: Site,
@@ -79,7 +82,8 @@ def _climb(
     if not converged:
         return
     show(_note(f"verify: {len(converged)} nodes"))
-    verified = _verify(site, converged, sudo_password)
+    just_changed = any(result.changed for result in applied.nodes.values())
+    verified = _verify(site, converged, sudo_password, SETTLE if just_changed else 0.0)
     parts.append(verified)
     workers = {node.name for node in site.with_role("worker")}
     states.move(
@@ -140,10 +144,20 @@ class _Ladder:
         headstate.write_acceptance(self.shell, self.known)
 
 
-def _verify(site: Site, nodes: Sequence[Node], sudo_password: str | None) -> Document:
+def _verify(site: Site, nodes: Sequence[Node], sudo_password: str | None, settle: float) -> Document:
+    """Verify `nodes`; those that are not good are looked at again for `settle` seconds, as their services start."""
     started = time.monotonic()
-    findings = verify(site, load_lock(site), nodes, sudo_password=sudo_password)
-    return verify_document(site, nodes, findings, time.monotonic() - started)
+    lock = load_lock(site)
+    findings = verify(site, lock, nodes, sudo_password=sudo_password)
+    while True:
+        document = verify_document(site, nodes, findings, time.monotonic() - started)
+        again = [node for node in nodes if not document.nodes[node.name].verdict.good]
+        if not again or time.monotonic() - started > settle:
+            return document
+        time.sleep(PAUSE)
+        names = {node.name for node in again}
+        findings = [finding for finding in findings if finding.subject not in names]
+        findings += verify(site, lock, again, sudo_password=sudo_password)
 
 
 def _together(
