@@ -125,7 +125,8 @@ def _converge(
 def _print_operations(document: Document, console: Console) -> None:
     """The changes of a plan, node by node, with their differences."""
     last = None
-    for operation in document.details["operations"]:
+    order = list(document.nodes)
+    for operation in sorted(document.details["operations"], key=lambda found: order.index(found["node"])):
         if operation["node"] != last:
             last = operation["node"]
             console.print(Text(str(last), "bold"))

@@ -37,6 +37,7 @@ class Board:
     _closed: str | None = None  # why nothing more will be told
     _steps: dict[tuple[str, str], AsyncResult[Done]] = field(default_factory=dict)
     _secrets: AsyncResult[dict[str, bytes] | str] = field(default_factory=AsyncResult)
+    _admitted: AsyncResult[frozenset[str] | str] = field(default_factory=AsyncResult)
     _hooks: dict[tuple[int, str], AsyncResult[Hooked]] = field(default_factory=dict)
     _seen: dict[str, AsyncResult[bool]] = field(default_factory=dict)
 
@@ -81,6 +82,18 @@ class Board:
             raise Blocked(secrets)
         return secrets
 
+    def give_admitted(self, nodes: frozenset[str] | str) -> None:
+        """The nodes that are in use, or the reason why that is not known."""
+        if not self._admitted.ready():
+            self._admitted.set(nodes)
+
+    def admitted(self, node: str) -> bool:
+        """Wait for the head's word on whether `node` is in use. Raises Blocked when it could not give it."""
+        nodes: frozenset[str] | str = self._wait(self._admitted)
+        if isinstance(nodes, str):
+            raise Blocked(nodes)
+        return node in nodes
+
     def seen(self, node: str) -> None:
         """`node` has told its hardware, or is known to be unable to."""
         result = self._seen.setdefault(node, AsyncResult())
@@ -99,7 +112,12 @@ class Board:
         self._closed = self._closed or reason
         for node in self._seen:
             self.seen(node)
-        waiting: list[AsyncResult[Any]] = [self._secrets, *self._steps.values(), *self._hooks.values()]
+        waiting: list[AsyncResult[Any]] = [
+            self._secrets,
+            self._admitted,
+            *self._steps.values(),
+            *self._hooks.values(),
+        ]
         for result in waiting:
             if not result.ready():
                 result.set_exception(Blocked(self._closed))

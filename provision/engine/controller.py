@@ -93,7 +93,6 @@ def converge(
     show: Callable[[Event], None] = lambda event: None,
     timeout: float | None = None,
     reboot: bool = True,
-    admitted: Collection[str] = (),
 ) -> Document:
     """Plan (`forecast`) or apply the site on `nodes`.
 
@@ -122,7 +121,6 @@ def converge(
             facts=entry.journal.facts(scope),
             timeout=timeout,
             reboot=reboot,
-            admitted=frozenset(admitted),
         )
         _Run(_shards(job), entry, outcome, show).drive()
         for name in job.all_nodes:

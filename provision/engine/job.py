@@ -2,7 +2,8 @@
 
 The job travels pickled on the worker's standard input, between two processes of the same program and user. After it
 come lines of JSON: outcomes of other workers' nodes. The worker answers with lines of JSON on its standard output:
-events, which are shown and journaled, and private words ("secrets"), which are only passed on to other workers.
+events, which are shown and journaled, and private words ("secrets", "admitted"), which are only passed on to other
+workers.
 """
 
 from __future__ import annotations
@@ -41,7 +42,6 @@ class Job:
     )  # node -> fact commands read by its last run
     timeout: float | None = None  # seconds at most for an operation; None: what each operation is given
     reboot: bool = True  # nodes that must reboot do so; False: they only say it
-    admitted: frozenset[str] = frozenset()
 
 
 def hand_over(job: object, to: IO[bytes]) -> None:

@@ -25,7 +25,6 @@ class Facts:
     limits: Mapping[str, str]
     hardware: Hardware
     manifest: Mapping[str, Mapping[str, list[str]]]  # component -> {"files": [...], "units": [...]}
-    boot_id: str
 
 
 class PreflightError(Exception):
@@ -50,13 +49,12 @@ def take_lock(shell: RootShell, holder: str, run: str) -> None:
 
 def look(shell: RootShell) -> Facts:
     """Read the facts. Raises PreflightError or RemoteError."""
-    release, limited, machine, manifest, boot = shell.run_many(
+    release, limited, machine, manifest = shell.run_many(
         [
             "cat /etc/os-release",
             f"[ ! -e {limits.PATH} ] || cat {limits.PATH}",
             _HARDWARE,
             f"[ ! -e {MANIFEST} ] || cat {MANIFEST}",
-            BOOT_ID,
         ]
     )
     for output, what in (
@@ -64,7 +62,6 @@ def look(shell: RootShell) -> Facts:
         (limited, limits.PATH),
         (machine, "lscpu, /proc/meminfo"),
         (manifest, MANIFEST),
-        (boot, "the boot id"),
     ):
         if not output.ok:
             raise PreflightError(f"{shell.name}: cannot read {what}: {output.stderr.strip()}")
@@ -73,9 +70,7 @@ def look(shell: RootShell) -> Facts:
         known = limits.parse(limited.stdout) if limited.stdout.strip() else {}
     except (UnsupportedDistribution, limits.LimitsError) as error:
         raise PreflightError(f"{shell.name}: {error}") from error
-    return Facts(
-        profile, known, parse_hardware(machine.stdout), parse_manifest(manifest.stdout), boot.stdout.strip()
-    )
+    return Facts(profile, known, parse_hardware(machine.stdout), parse_manifest(manifest.stdout))
 
 
 def parse_hardware(text: str) -> Hardware:

@@ -137,7 +137,9 @@ class RootShell:
         """
         quoted = shlex.quote(path)
         script = (
-            f"exec 9>>{quoted}\nif flock -n 9; then printf '%s\\n' {shlex.quote(note)} >{quoted}; __l=free; "
+            f"__u=$(umask); umask 077; exec 9>>{quoted}; umask $__u; "
+            f"chmod 600 {quoted}\n"  # of root alone: whoever can open it could hold it
+            f"if flock -n 9; then printf '%s\\n' {shlex.quote(note)} >{quoted}; __l=free; "
             f"else __l=$(cat {quoted}); exec 9>&-; fi\n"
         )
         script += _framed('printf %s "$__l"', self._mark, None)

@@ -125,6 +125,8 @@ class Worker:
                 self.board.give_hook(index, node, Hooked(changed, failure))
             elif "secrets" in word:
                 self._take_secrets(word["secrets"])
+            elif "admitted" in word:
+                self._take_admitted(word["admitted"])
             elif "gone" in word:
                 self._lose(word["gone"], word["with_secrets"])
             elif "stop" in word:
@@ -139,13 +141,18 @@ class Worker:
             for step in self.plan.steps[name]:
                 self.board.settle(name, step.name, Done(False))
         if with_secrets:
-            self.board.give_secrets(f"blocked by {self.job.site.head.name}: its worker process has ended")
+            reason = f"blocked by {self.job.site.head.name}: its worker process has ended"
+            self.board.give_secrets(reason)
+            self.board.give_admitted(reason)
 
     def _take_secrets(self, word: dict[str, str] | str) -> None:
         if isinstance(word, str):
             self.board.give_secrets(word)
         else:
             self.board.give_secrets({name: base64.b64decode(value) for name, value in word.items()})
+
+    def _take_admitted(self, word: list[str] | str) -> None:
+        self.board.give_admitted(word if isinstance(word, str) else frozenset(word))
 
     def _learn(self, node: str, hardware: dict[str, int] | None) -> None:
         """Note a node's hardware where the lock has none; a lock that says otherwise wins and is contradicted aloud."""
@@ -205,7 +212,7 @@ class Worker:
         for step in self.plan.steps[name]:
             self._settle(name, step.name, Done(False))
         if self.job.with_secrets and name == self.job.site.head.name:
-            self._tell_secrets(f"blocked by {name}: {reason}")
+            self._tell_silent_head(reason)
 
     def _converge(self, host: Any, recorder: Recorder) -> str | None:
         """All steps of a node in order; the reason why some could not run, None when all did."""
@@ -220,7 +227,7 @@ class Worker:
             self._tell_seen(name, facts.hardware.model_dump())
             self._contradict(name, facts)
             if job.with_secrets and name == job.site.head.name:
-                self._tell_secrets(self._gather_secrets(conn.shell))
+                self._tell_what_head_holds(conn.shell)
             conn.longest = job.timeout
             conn.attach(recorder, facts.profile, facts.limits)
             conn.foretell(list(job.facts.get(name, ())))
@@ -269,7 +276,7 @@ class Worker:
                 )
             last_of_stage = index + 1 == len(steps) or _stage(steps[index + 1]) != _stage(step)
             if reasons and last_of_stage and not job.forecast:
-                self._reboot(host, recorder, facts, reasons)
+                self._reboot(host, reasons)
                 reasons.clear()
         ran = {step.component for step in steps}
         if not blocked:
@@ -351,12 +358,12 @@ class Worker:
         )
         return changed
 
-    def _reboot(self, host: Any, recorder: Recorder, facts: preflight.Facts, reasons: list[str]) -> None:
-        """One reboot for all reasons; a node in use is only told of it."""
+    def _reboot(self, host: Any, reasons: list[str]) -> None:
+        """One reboot for all reasons; a node that is in use, or may be, is only told of it."""
         name = host.name
         text = "; ".join(dict.fromkeys(reasons))
-        if not self.job.reboot or name in self.job.admitted:
-            self.emit({"event": "warning", "node": name, "text": f"must be rebooted: {text}"})
+        if (why_not := self._why_no_reboot(name)) is not None:
+            self.emit({"event": "warning", "node": name, "text": f"must be rebooted ({why_not}): {text}"})
             return
         self.emit({"event": "reboot", "node": name, "text": text})
         conn: NodeConnector = host.connector
@@ -366,9 +373,18 @@ class Worker:
                 raise Stopped
             return connect(self.job.site, self.job.site.nodes[name], sudo_password=self.job.sudo_password)
 
-        conn.shell = reboot.reboot(conn.shell, again, facts.boot_id)
+        before = conn.shell.run(preflight.BOOT_ID).stdout.strip()
+        conn.shell = reboot.reboot(conn.shell, again, before)
         preflight.take_lock(conn.shell, self.job.holder, self.job.run)
         conn.forget()
+
+    def _why_no_reboot(self, name: str) -> str | None:
+        if not self.job.reboot:
+            return "--no-reboot"
+        try:
+            return "it is admitted: drain it first" if self.board.admitted(name) else None
+        except Blocked as reason:
+            return f"whether it is in use is not known: {reason}"
 
     def _head_only(self) -> None:
         """The head is outside of this run, but what it holds is needed: facts only, and the lease."""
@@ -377,16 +393,16 @@ class Worker:
         try:
             shell = connect(site, site.head, sudo_password=self.job.sudo_password)
         except RemoteError as error:
-            self._tell_secrets(f"blocked by {site.head.name}: {error}")
+            self._tell_silent_head(str(error))
             return
         try:
             if not self.job.forecast:
                 preflight.take_lock(shell, self.job.holder, self.job.run)
-            self._tell_secrets(self._gather_secrets(shell))
+            self._tell_what_head_holds(shell)
             for _ in iter(lambda: self._busy(), False):
                 gevent.sleep(0.1)
         except (RemoteError, preflight.PreflightError, headstate.HeadError) as error:
-            self._tell_secrets(f"blocked by {site.head.name}: {error}")
+            self._tell_silent_head(str(error))
         finally:
             shell.close()
 
@@ -432,6 +448,22 @@ class Worker:
         self.emit({"private": {"seen": node, "hardware": hardware}})
         if hardware is not None:
             self.emit({"event": "hardware", "node": node, "hardware": hardware})
+
+    def _tell_what_head_holds(self, shell: RootShell) -> None:
+        """What all nodes may need of the head: which of them are in use, and the secrets."""
+        known = headstate.read_acceptance(shell)
+        self._tell_admitted([name for name, entry in known.items() if entry.state == "admitted"])
+        self._tell_secrets(self._gather_secrets(shell))
+
+    def _tell_silent_head(self, reason: str) -> None:
+        """Nobody waits for what a head that has failed would have told."""
+        told = f"blocked by {self.job.site.head.name}: {reason}"
+        self._tell_secrets(told)
+        self._tell_admitted(told)
+
+    def _tell_admitted(self, nodes: list[str] | str) -> None:
+        self._take_admitted(nodes)
+        self.emit({"private": {"admitted": nodes}})
 
     def _tell_secrets(self, secrets: dict[str, bytes] | str) -> None:
         self.board.give_secrets(secrets)

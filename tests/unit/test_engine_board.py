@@ -61,3 +61,15 @@ def test_what_a_hook_came_to_is_told_to_the_node_that_waits_for_it() -> None:
     waiting = gevent.spawn(board.await_hook, 1, "n1")
     board.give_hook(1, "n1", Hooked(3))
     assert waiting.get(timeout=5) == Hooked(3)
+
+
+def test_whether_a_node_is_in_use_is_the_heads_word_and_no_word_is_no_answer() -> None:
+    board = Board()
+    waiting = gevent.spawn(board.admitted, "n1")
+    board.give_admitted(frozenset({"n1"}))
+    assert waiting.get(timeout=5) is True
+    assert board.admitted("n2") is False
+    silent = Board()
+    silent.give_admitted("blocked by head-1: no route")
+    with pytest.raises(Blocked, match="no route"):
+        silent.admitted("n1")

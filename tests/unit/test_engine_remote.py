@@ -108,6 +108,7 @@ def test_a_lock_is_held_by_one_session_and_freed_by_its_end(tmp_path: object) ->
     first, second = local_shell("n"), local_shell("n")
     try:
         assert first.hold_lock(path, "ann@one, run 1") is None
+        assert os.stat(path).st_mode & 0o077 == 0, "who can open it can hold it"
         assert second.hold_lock(path, "bob@two, run 2") == "ann@one, run 1"
         first.run("sleep 5 >/dev/null 2>&1 &")  # what a command leaves behind does not keep the lock
         first.close()
