@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from provision.engine.controller import converge, new_run
+from provision.engine.controller import converge
+from provision.engine.journal import new_run
 from provision.engine.leftovers import end_on_node, marked
 from provision.engine.playbook import find_playbook, run_playbook
 from provision.engine.remote import Output, connect
