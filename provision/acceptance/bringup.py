@@ -13,7 +13,7 @@ from provision.burnin.run import Options, run_burnin
 from provision.components.slurm import acceptance as slurm
 from provision.engine import headstate
 from provision.engine.controller import converge
-from provision.engine.journal import now
+from provision.engine.journal import journaled, now
 from provision.engine.remote import RemoteError, RootShell, connect
 from provision.engine.stop import on_stop
 from provision.report.model import Document, NodeResult, Verdict, worst
@@ -39,12 +39,32 @@ def bring_up(
     show: Show,
 ) -> Document:
     """Bring `nodes` as far as they come. Nodes that were admitted before are not burned in again (`burnin_all`: they
-    are). What a step found about a node keeps it from the next one; the others go on."""
+    are). What a step found about a node keeps it from the next one; the others go on.
+
+    Journaled with every move of a node; the apply has an entry of its own. Raises InputError before any node is
+    touched.
+    """
+    with journaled(site, "up") as entry:
+
+        def told(event: dict[str, Any]) -> None:
+            if event["event"] == "note":
+                entry.add([(time.time(), event)])
+            show(event)
+
+        document = _bring_up(site, nodes, minutes, burnin_all, sudo_password, told)
+        document.details["run"] = entry.run
+        entry.verdict = document.verdict
+    return document
+
+
+def _bring_up(
+    site: Site, nodes: Sequence[Node], minutes: float, burnin_all: bool, sudo_password: str | None, show: Show
+) -> Document:
     started = time.monotonic()
     names = [node.name for node in nodes]
     show(_note(f"apply: {len(nodes)} nodes"))
     applied = converge(
-        site, nodes, verb="up", forecast=False, sudo_password=sudo_password, show=show, reboot=True
+        site, nodes, verb="apply", forecast=False, sudo_password=sudo_password, show=show, reboot=True
     )
     parts = [applied]
     if applied.details.get("interrupted"):
@@ -190,7 +210,15 @@ def _together(
         findings=findings,
         details={key: value for part in parts for key, value in part.details.items()}
         | {
-            "steps": [{"verb": part.verb, "verdict": part.verdict, "seconds": part.seconds} for part in parts]
+            "steps": [
+                {
+                    "verb": part.verb,
+                    "verdict": part.verdict,
+                    "seconds": part.seconds,
+                    "run": part.details.get("run"),
+                }
+                for part in parts
+            ]
         },
     )
 

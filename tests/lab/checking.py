@@ -30,18 +30,25 @@ KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA
 
 @dataclass(frozen=True)
 class Case:
-    """How to make a check fail, and how to make it unable to tell. Shell text, run as root on `node`."""
+    """How a check's subject and its source are broken on `node`, and mended: shell text, run as root.
+
+    Where `mend` is None the subject is mended by apply.
+    """
 
     check: str
-    subject: str  # mended by apply
+    subject: str
     source: str
     undo: str  # of `source`
     node: str = WORKER
+    mend: str | None = None
+
+    def __str__(self) -> str:
+        return self.check
 
 
-def hidden(check: str, subject: str, program: str, node: str = WORKER) -> Case:
+def hidden(check: str, subject: str, program: str, node: str = WORKER, mend: str | None = None) -> Case:
     """A case whose source is a program that is not there."""
-    return Case(check, subject, f"mv {program} {program}.away", f"mv {program}.away {program}", node)
+    return Case(check, subject, f"mv {program} {program}.away", f"mv {program}.away {program}", node, mend)
 
 
 @dataclass

@@ -14,31 +14,9 @@ from provision.site.load import find, load
 from provision.site.lock import load_lock
 from provision.site.models import Site
 from provision.verify.run import verify
+from tests.lab.checking import Case
 
-HEAD, WORKER, OTHER = "lab-head", "lab-gpu-1", "lab-gpu-2"
-
-
-@dataclass(frozen=True)
-class Case:
-    """How a check's subject and its source are broken on `node`, and mended: shell text, run as root.
-
-    Where `mend` is None the subject is mended by apply.
-    """
-
-    check: str
-    subject: str
-    source: str
-    undo: str  # of `source`
-    node: str = WORKER
-    mend: str | None = None
-
-    def __str__(self) -> str:
-        return self.check
-
-
-def hidden(check: str, subject: str, program: str, node: str = WORKER, mend: str | None = None) -> Case:
-    """A case whose source is a program that is not there."""
-    return Case(check, subject, f"mv {program} {program}.away", f"mv {program}.away {program}", node, mend)
+OTHER = "lab-gpu-2"
 
 
 @dataclass

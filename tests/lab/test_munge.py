@@ -8,7 +8,8 @@ import pytest
 
 from provision.lab import Lab
 from provision.report.model import Verdict
-from tests.lab.cluster import HEAD, WORKER, Case, Cluster, brought_up, changed, hidden, names, try_case
+from tests.lab.checking import HEAD, WORKER, Case, hidden
+from tests.lab.cluster import Cluster, brought_up, changed, names, try_case
 
 KEY = "/etc/munge/munge.key"
 WRONG = f"cp -a {KEY} /root/right.key; head -c 1024 /dev/urandom >{KEY}; systemctl restart munge"

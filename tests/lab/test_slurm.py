@@ -11,7 +11,8 @@ from provision.components.slurm import acceptance
 from provision.components.slurm.exports import AWAITING, CONF, FETCHED, INTRODUCED
 from provision.lab import Lab
 from provision.report.model import Verdict
-from tests.lab.cluster import HEAD, OTHER, WORKER, Case, Cluster, brought_up, changed, hidden, names, try_case
+from tests.lab.checking import HEAD, WORKER, Case, hidden
+from tests.lab.cluster import OTHER, Cluster, brought_up, changed, names, try_case
 
 SLURMD = "/usr/sbin/slurmd"
 CGROUP = f"{FETCHED}/cgroup.conf"

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from provision.lab import Lab
-from tests.lab.cluster import HEAD, OTHER, WORKER, Case, Cluster, brought_up, changed, hidden, names, try_case
+from tests.lab.checking import HEAD, WORKER, Case, hidden
+from tests.lab.cluster import OTHER, Cluster, brought_up, changed, names, try_case
 
 FULL = (
     "mount -t tmpfs -o size=1m full /scratch && { head -c 2000000 /dev/zero >/scratch/f 2>/dev/null; true; }"
