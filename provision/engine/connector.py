@@ -59,7 +59,7 @@ class NodeConnector(BaseConnector):  # type: ignore[misc]
         self.profile = profile
         self._limits = limits
 
-    def limit(self, what: str) -> str | None:
+    def limited(self, what: str) -> str | None:
         """Why this node cannot do `what` ("unit:x.service", "sysctl:vm.swappiness"), None when it can."""
         return limit(self._limits, what)
 

@@ -97,7 +97,7 @@ def unit(
     """
     name = name if "." in name else f"{name}.service"
     conn = connector()
-    reason = conn.limit(f"unit:{name}")
+    reason = conn.limited(f"unit:{name}")
     if reason is not None:
         conn.recorder.skip(f"unit {name}", reason)
         return False
@@ -120,7 +120,7 @@ def sysctl(values: Mapping[str, str | int], name: str = "90-provision") -> bool:
     conn = connector()
     settable: dict[str, str] = {}
     for key, value in values.items():
-        reason = conn.limit(f"sysctl:{key}")
+        reason = conn.limited(f"sysctl:{key}")
         if reason is None:
             settable[key] = " ".join(str(value).split())
         else:

@@ -451,8 +451,12 @@ class Worker:
 
     def _tell_what_head_holds(self, shell: RootShell) -> None:
         """What all nodes may need of the head: which of them are in use, and the secrets."""
-        known = headstate.read_acceptance(shell)
-        self._tell_admitted([name for name, entry in known.items() if entry.state == "admitted"])
+        try:
+            known = headstate.read_acceptance(shell)
+        except headstate.HeadError as error:
+            self._tell_admitted(str(error))  # then no node is rebooted
+        else:
+            self._tell_admitted([name for name, entry in known.items() if entry.state == "admitted"])
         self._tell_secrets(self._gather_secrets(shell))
 
     def _tell_silent_head(self, reason: str) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
+from provision import atomic
 from provision.report.model import Document
 
 if TYPE_CHECKING:
@@ -49,17 +50,7 @@ def save(document: Document, site: Site) -> Path:
     directory = state_directory(site) / "documents"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = directory / f"{time.time_ns():020d}-{document.verb}.json"
-    temporary = directory / f".{path.name}.{os.getpid()}"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(document.model_dump_json())
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    atomic.write(path, document.model_dump_json().encode())
     for old in _files(directory)[:-KEEP]:
         old.unlink(missing_ok=True)
     return path

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from cryptography.fernet import Fernet, InvalidToken
 
+from provision import atomic
 from provision.errors import InputError
 from provision.site.models import Site
 
@@ -63,20 +64,9 @@ def save(site: Site, secrets: Mapping[str, bytes]) -> None:
     try:
         if not key.exists():
             key.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _write(key, Fernet.generate_key() + b"\n")
-        _write(copy_path(site), Fernet(key.read_bytes().strip()).encrypt(text.encode()) + b"\n")
+            atomic.write(key, Fernet.generate_key() + b"\n")
+        atomic.write(copy_path(site), Fernet(key.read_bytes().strip()).encrypt(text.encode()) + b"\n")
     except OSError as error:
         raise EscrowError(f"{error.filename}: the copy cannot be written: {error.strerror}") from error
     except ValueError as error:
         raise EscrowError(f"{key} is no key: bring it back from where you keep other keys") from error
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Atomically, and never readable to others on the way."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

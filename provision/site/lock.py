@@ -6,12 +6,12 @@ lock alone, so a node that is down today stays in them.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import yaml
 from pydantic import Field, ValidationError
 
+from provision import atomic
 from provision.errors import InputError
 from provision.site.base import Settings
 from provision.site.models import Hardware, Node, Site
@@ -66,12 +66,9 @@ def load_lock(site: Site) -> Lock:
 def save_lock(site: Site, lock: Lock) -> None:
     """Write the lock beside the site file, atomically. Raises LockError."""
     path = lock_path(site)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     text = yaml.safe_dump(lock.model_dump(mode="json"), sort_keys=True)
+    header = "# Written by `provision`: what was read from the nodes once. Commit it with the site file.\n"
     try:
-        temporary.write_text(
-            f"# Written by `provision`: what was read from the nodes once. Commit it with the site file.\n{text}"
-        )
-        temporary.replace(path)
+        atomic.write(path, f"{header}{text}".encode(), mode=0o644)
     except OSError as error:
         raise LockError(f"{path}: cannot be written: {error.strerror}") from error

@@ -1,1 +1,1 @@
-"""base"""
+"""base: what every node has before anything else is installed on it."""

@@ -1,1 +1,1 @@
-"""munge"""
+"""munge: one key by which the nodes' daemons know each other."""

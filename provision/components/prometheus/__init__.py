@@ -1,1 +1,1 @@
-"""prometheus"""
+"""prometheus: monitoring: exporters, server, alerts."""

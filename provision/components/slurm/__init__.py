@@ -1,1 +1,1 @@
-"""slurm"""
+"""slurm: the scheduler: accounting, controller, workers, REST."""

@@ -1,1 +1,1 @@
-"""ssh"""
+"""ssh: the ssh server of every node."""

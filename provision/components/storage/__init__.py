@@ -1,1 +1,1 @@
-"""storage"""
+"""storage: what all nodes share, and each node's own scratch."""

@@ -1,1 +1,1 @@
-"""time"""
+"""time: one clock for the whole cluster."""
