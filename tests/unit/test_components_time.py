@@ -33,8 +33,8 @@ def lines(site: Site, node: str) -> list[str]:
 def test_workers_follow_the_heads_alone_and_serve_nobody(tmp_path: Path) -> None:
     conf = lines(make_site(tmp_path, {"servers": ["ntp.example.org"]}), "g1")
     assert [line for line in conf if line.startswith(("server", "pool"))] == [
-        "server 192.0.2.1 iburst",
-        "server 192.0.2.2 iburst",
+        "server 192.0.2.1 iburst minpoll 4 maxpoll 4",
+        "server 192.0.2.2 iburst minpoll 4 maxpoll 4",
     ]
     assert not [line for line in conf if line.startswith(("allow", "local"))]
 
@@ -44,7 +44,7 @@ def test_heads_follow_the_sites_servers_and_each_other(tmp_path: Path) -> None:
     assert [line for line in conf if line.startswith(("server", "pool"))] == [
         "server ntp.example.org iburst",
         "server 2001:db8::7 iburst",
-        "server 192.0.2.2 iburst",
+        "server 192.0.2.2 iburst minpoll 4 maxpoll 4",
     ]
 
 
