@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, NoReturn
+from contextvars import ContextVar
+from functools import wraps
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from provision.errors import InputError
-from provision.report.model import Document, Verdict
+from provision.report.model import Document, Finding, Verdict
 from provision.site.hostlist import HostlistError, expand
 from provision.site.load import find, load, site_names
 from provision.site.models import Node, Site
@@ -22,6 +24,8 @@ from provision.site.secrets import sudo_password
 # exit statuses; 0 and 1 are those of a document
 WRONG_INPUT = 2
 INTERRUPTED = 130
+
+_in_json: ContextVar[str | None] = ContextVar("in_json", default=None)  # the verb that answers in JSON
 
 
 def _complete_site(incomplete: str) -> list[str]:
@@ -104,6 +108,7 @@ def ask_sudo_password(site: Site, nodes: Iterable[Node]) -> str | None:
     try:
         return sudo_password(site, nodes)
     except SiteError as error:
+        _print_refusal(error.findings)
         print_problems(error.problems, Console(stderr=True))
         raise typer.Exit(WRONG_INPUT) from error
 
@@ -154,7 +159,28 @@ def print_problems(problems: Iterable[Problem], console: Console) -> None:
 
 def refuse(message: str) -> NoReturn:
     """The input is wrong: say why, exit status 2."""
+    _print_refusal([Finding(verdict=Verdict.FAIL, check="input", subject="command line", why=message)])
     line = Text("error: ", style="bold red")
     line.append(message, style="default")
     Console(stderr=True).print(line, soft_wrap=True)
     raise typer.Exit(WRONG_INPUT)
+
+
+def answering(verb: str, function: Callable[..., None]) -> Callable[..., None]:
+    """`function` as the verb `verb`: what is refused within it is a document where one was asked for by `--json`."""
+
+    @wraps(function)
+    def call(*arguments: Any, **options: Any) -> None:
+        token = _in_json.set(verb if options.get("as_json") else None)
+        try:
+            function(*arguments, **options)
+        finally:
+            _in_json.reset(token)
+
+    return call
+
+
+def _print_refusal(findings: list[Finding]) -> None:
+    verb = _in_json.get()
+    if verb is not None:
+        print_json(Document(verb=verb, verdict=Verdict.FAIL, findings=findings))

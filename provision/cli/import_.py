@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from provision.cli.common import WRONG_INPUT, JsonOption, print_json, refuse
+from provision.cli.common import WRONG_INPUT, JsonOption, answering, print_json, refuse
 from provision.report.model import Document, Finding, Verdict, worst
 from provision.site.ansible import InventoryError, read_inventory
 from provision.site.importer import site_text
@@ -33,7 +33,6 @@ def sources() -> None:
     """
 
 
-@app.command("ansible")
 def ansible(
     inventory: Annotated[
         Path, typer.Argument(help="An inventory (INI, YAML), or its folder.", metavar="INVENTORY")
@@ -83,6 +82,9 @@ def ansible(
         else:
             Console(stderr=True).print(f"{output} is written", highlight=False, markup=False, soft_wrap=True)
     raise typer.Exit(document.exit_status)
+
+
+app.command("ansible")(answering("import", ansible))
 
 
 def _write(path: Path, text: str) -> None:

@@ -11,6 +11,8 @@ from importlib import import_module
 
 import typer
 
+from provision.cli.common import answering
+
 # verb -> module below provision.cli, and what of it is the verb: a function, or a group of verbs
 VERBS: dict[str, tuple[str, str]] = {
     "init": ("init", "init"),
@@ -37,4 +39,4 @@ def register(app: typer.Typer, words: Sequence[str]) -> None:
             if isinstance(found, typer.Typer):
                 app.add_typer(found, name=verb)
             else:
-                app.command(verb)(found)
+                app.command(verb)(answering(verb, found))
