@@ -66,7 +66,10 @@ def restore(lab: Lab, name: str) -> None:
 def _copy(source: Path, target: Path) -> None:
     """Copy a node's disks with all attributes, device nodes and links."""
     target.mkdir()
-    execute(["cp", "-a", "--reflink=auto", *(source / part for part in PARTS), target], timeout=600)
+    execute(
+        ["cp", "-a", "--reflink=auto", "--sparse=always", *(source / part for part in PARTS), target],
+        timeout=600,
+    )
 
 
 def _put_back(source: Path, folder: Path) -> None:
