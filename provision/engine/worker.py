@@ -59,6 +59,7 @@ class Worker:
         self._lines: list[str] = []  # events not told yet
         self._telling: gevent.Greenlet | None = None
         self._ended = False
+        self._lease: RootShell | None = None  # the head's session, which holds it until all nodes are done
         hosts: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in job.nodes]
         inventory = Inventory((hosts, {}))
         for host in inventory:
@@ -85,6 +86,8 @@ class Worker:
             if self.job.with_secrets and self.job.site.head.name not in self.job.nodes:
                 work.append(gevent.spawn(self._head_only))
             gevent.joinall(work, raise_error=True)
+            if self._lease is not None:
+                self._lease.close()
         self._tell()
         listener.kill()
 
@@ -234,7 +237,10 @@ class Worker:
             self.board.await_seen(n for n in job.all_nodes if self._hardware_unknown(n))
             return self._steps(host, recorder, facts)
         finally:
-            conn.shell.close()
+            if job.with_secrets and name == job.site.head.name and conn.shell.alive:
+                self._lease = conn.shell
+            else:
+                conn.shell.close()
 
     def _hardware_unknown(self, name: str) -> bool:
         return name not in self.job.lock.hardware and self.job.site.nodes[name].hardware is None
