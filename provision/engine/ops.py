@@ -300,17 +300,20 @@ def _unit_script(unit: str, todo: list[str], wanted: units.Wanted, reads: Sequen
     quoted = shlex.quote(unit)
     lines = ["set -u", f"mkdir -p {_LOADED}; now=$(mktemp {_LOADED}/.now.XXXXXX); trap 'rm -f $now' EXIT"]
     lines += [f"[ ! {shlex.quote(path)} -nt $now ] || touch -c -- {shlex.quote(path)}" for path in reads]
-    told = f"{{ systemctl --no-pager -l status -n 0 {quoted}; journalctl -q --no-pager -o cat -u {quoted} -n 15; }} >&2"
+    # what systemctl itself says comes last: of a long explanation the end is kept
+    told = (
+        f"{{ systemctl --no-pager -l status -n 0 {quoted}; journalctl -q --no-pager -o cat -u {quoted} -n 15; "
+        "printf '%s\\n' \"$said\"; } >&2"
+    )
     for verb in todo:
         if verb == "daemon-reload":
             lines.append("systemctl daemon-reload")
         elif verb in ("start", "restart"):
             lines.append(f"! systemctl -q is-failed {quoted} || systemctl reset-failed {quoted}")
-            lines.append(f"systemctl {verb} {quoted} || {{ {told}; exit 1; }}")
-        else:
-            lines.append(f"systemctl {verb} {quoted} || {{ {told}; exit 1; }}")
+        if verb != "daemon-reload":
+            lines.append(f"said=$(systemctl {verb} {quoted} 2>&1) || {{ {told}; exit 1; }}")
     if wanted.running:
-        lines.append(f"systemctl -q is-active {quoted} || {{ {told}; exit 1; }}")
+        lines.append(f"said=$(systemctl is-active {quoted}) || {{ {told}; exit 1; }}")
     if any(verb in todo for verb in ("start", "restart", "reload")):
         lines.append(f"mv -f $now {shlex.quote(stamp)}")
     return "\n".join(lines)

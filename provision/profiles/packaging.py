@@ -82,10 +82,10 @@ update() {{
 }}
 get() {{
   apt-get -qq -y -o DPkg::Lock::Timeout={lock} -o Dpkg::Options::=--force-confdef \\
-    -o Dpkg::Options::=--force-confold -o APT::Install-Recommends=false {verb} -- {names} 9>&-
+    -o Dpkg::Options::=--force-confold -o APT::Install-Recommends=false "$@" {verb} -- {names} 9>&-
 }}
 [ -n "$(find /var/lib/apt/lists -maxdepth 1 -name '*_Packages*' -mtime -1 2>/dev/null | head -n 1)" ] || update
-get || {{ update && get; }}
+get || {{ update && if apt-get -qq check >&2; then get; else get --fix-broken --no-remove; fi; }}
 """
 
 
