@@ -40,7 +40,7 @@ class StoreError(Exception):
 
 def state_directory(site: Site) -> Path:
     """Where this machine keeps what it knows about `site` between runs; not made here."""
-    base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state").absolute()
     place = hashlib.sha256(os.fsencode(site.path)).hexdigest()[:8]
     return base / "provision" / f"{site.cluster}-{place}"
 

@@ -11,6 +11,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from provision.report.store import state_directory
 from provision.site.load import examine, find, load
 from provision.site.models import Access, Gpu
 from provision.site.problem import SiteError
@@ -175,6 +176,21 @@ def test_find_takes_a_path_or_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir("/")
     monkeypatch.setenv("PROVISION_INVENTORIES", str(tmp_path / "inventories"))
     assert find("atlas").is_file()
+
+
+def test_a_relative_path_means_the_same_wherever_the_work_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "mini.yml").write_text(textwrap.dedent(GOOD))
+    monkeypatch.chdir(tmp_path / "here")
+    site = load(Path("mini.yml"))
+    monkeypatch.setenv("XDG_STATE_HOME", "state")
+    kept = state_directory(site)
+    monkeypatch.chdir("/")
+    assert site.path == (tmp_path / "here" / "mini.yml").resolve()
+    assert site.directory.is_dir()
+    assert kept.is_absolute()
 
 
 KEYS = [

@@ -114,6 +114,7 @@ def _mount_all(on: Context) -> None:
     for purpose in exports.client_packages(mounts):
         ops.packages(*on.profile.packages(purpose))
     _keep_access(on, mounts)
+    ops.file(f"/etc/systemd/system/{exports.MOUNT_AGAIN.format('')}", exports.mount_again())
     for mounted in mounts:
         if reason := on.limited(f"mount:{mounted.type}"):
             ops.skip(f"mount {mounted.path}", reason)
@@ -175,7 +176,6 @@ def _keep_access(on: Context, mounts: list[exports.Mounted]) -> None:
 
 def _mount(on: Context, mounted: exports.Mounted, *, take_over: bool) -> None:
     path = f"/etc/systemd/system/{mounted.unit}"
-    ops.file(f"/etc/systemd/system/{exports.MOUNT_AGAIN.format('')}", exports.mount_again())
     ops.file(path, exports.mount_unit(mounted))
     words = {
         "path": quote(mounted.path),
