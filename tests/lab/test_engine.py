@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from provision.lab import Lab
-from tests.lab.command import Answer, answer, provision, start
+from tests.lab.command import PROVISION, Answer, answer, provision, start
 
 WORKER, OTHER, HEAD = "lab-gpu-1", "lab-gpu-2", "lab-head"
 
@@ -34,6 +34,8 @@ def site(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "lab.yml"
     path.write_text(yaml.safe_dump(document, sort_keys=False))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for node in (HEAD, WORKER, OTHER):
+        wait_for_what_runs_there(lab, node)
     first = provision("apply", str(path))
     assert first.rc == 0, first
     return path
@@ -51,6 +53,11 @@ def undo(lab: Lab) -> Iterator[Callable[..., None]]:
     yield inject
     for kind, node in reversed(injected):
         lab.fault(kind, node, undo=True)
+
+
+def wait_for_what_runs_there(lab: Lab, node: str) -> None:
+    """Until nothing holds the node: an operation whose session was cut off still ends, and keeps others out."""
+    lab.inside(node, "timeout 120 flock /run/provision.lock true")
 
 
 def reason(found: Answer, node: str) -> str:
@@ -125,11 +132,12 @@ def test_a_session_that_freezes_in_the_middle_is_given_up(lab: Lab, site: Path) 
         lab.fault("apt-lock", WORKER, undo=True)
     assert "not responding" in reason(found, WORKER)
     assert found.nodes[OTHER]["verdict"] == "pass"
+    wait_for_what_runs_there(lab, WORKER)
     assert provision("apply", str(site)).rc == 0
 
 
 def test_a_held_package_lock_is_waited_for(lab: Lab, site: Path) -> None:
-    found = answer(wait_at_the_package_lock(lab, site, seconds=20))
+    found = answer(wait_at_the_package_lock(lab, site, seconds=60))
     assert found.rc == 0, found
     assert any(op["title"].startswith("install chrony") for op in found.operations)
 
@@ -166,12 +174,14 @@ def test_ctrl_c_lets_operations_end_and_the_next_run_goes_on(lab: Lab, site: Pat
 
 
 def test_ctrl_c_twice_ends_at_once(lab: Lab, site: Path) -> None:
-    running = wait_at_the_package_lock(lab, site, seconds=30)
+    running = wait_at_the_package_lock(lab, site, seconds=120)
     running.send_signal(signal.SIGINT)
     time.sleep(1)
     running.send_signal(signal.SIGINT)
     assert answer(running, timeout=10).rc == 130
+    assert "is being provisioned by" in reason(provision("apply", str(site)), WORKER), "its apt still waits"
     lab.fault("apt-lock", WORKER, undo=True)
+    wait_for_what_runs_there(lab, WORKER)
     assert provision("apply", str(site)).rc == 0
 
 
@@ -204,3 +214,10 @@ def test_nodes_outside_of_the_limit_that_became_old_are_named(site: Path) -> Non
     assert plan.document is not None
     [finding] = [f for f in plan.document["findings"] if f["check"] == "nodes-outside-limit"]
     assert finding["read"] == f"{HEAD}, {OTHER}"
+
+
+def test_a_head_outside_of_the_limit_is_read_for_what_it_holds_and_told(site: Path) -> None:
+    told = subprocess.run(
+        [*PROVISION, "apply", str(site), "--limit", WORKER], capture_output=True, text=True, check=True
+    )
+    assert f"{HEAD}: facts only: it is outside of this run" in told.stdout + told.stderr
