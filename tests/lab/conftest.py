@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from provision.lab import Lab
+from tests.lab.admitted import SNAPSHOT, Admitted
+from tests.lab.command import provision
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -45,3 +48,38 @@ def fresh(lab: Lab) -> Lab:
     """The lab with nothing installed or configured on its nodes since they were made."""
     lab.up(fresh=True)
     return lab
+
+
+@pytest.fixture(scope="session")
+def _admitted(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Admitted:
+    """The cluster of inventories/lab.yml on fresh nodes, admitted, its disks kept."""
+    folder = tmp_path_factory.mktemp("admitted")
+    text, found = re.subn(
+        r"(?m)^(\s*ssh_config:).*$",
+        rf"\1 {lab.paths.ssh_config}",
+        Path("inventories/lab.yml").read_text(),
+    )
+    assert found == 1
+    (folder / "lab.yml").write_text(text)
+    lab.up(fresh=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(folder / "state"))
+        up = provision("up", str(folder / "lab.yml"))
+    assert up.rc == 0, up
+    lab.snapshot(SNAPSHOT)
+    return Admitted(lab, str(folder / "lab.yml"), whole=True)
+
+
+@pytest.fixture(scope="module")
+def _admitted_in_module(_admitted: Admitted) -> Iterator[Admitted]:
+    """Modules that come between do to the lab what they want."""
+    yield _admitted
+    _admitted.whole = False
+
+
+@pytest.fixture
+def admitted(_admitted_in_module: Admitted, monkeypatch: pytest.MonkeyPatch) -> Admitted:
+    """An admitted cluster, whole."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(Path(_admitted_in_module.site).parent / "state"))
+    _admitted_in_module.give_back()
+    return _admitted_in_module
