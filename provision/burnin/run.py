@@ -20,6 +20,7 @@ from provision.components.slurm.exports import AWAITING, ours
 from provision.engine import headstate
 from provision.engine.journal import journaled
 from provision.engine.remote import RemoteError, connect
+from provision.engine.stop import on_stop
 from provision.report.model import Document, NodeResult, Verdict, worst
 from provision.site.hostlist import fold
 from provision.site.models import Node, Site
@@ -80,17 +81,20 @@ def burn_in(
     *,
     sudo_password: str | None,
     progress: Callable[[str], None],
-    stop: threading.Event,
 ) -> Document:
     """`run_burnin` as the verb runs it: through a shell of its own on the head, with an entry in the journal.
 
-    A head that cannot be talked to makes every node UNKNOWN. Raises JournalError before anything is done.
+    A head that cannot be talked to makes every node UNKNOWN. Raises JournalError before anything is done, and
+    KeyboardInterrupt once what was begun has been taken back.
     """
+    start = time.monotonic()
+    stop = threading.Event()
     with journaled(site, "burnin") as entry:
         try:
             shell = connect(site, site.head, sudo_password=sudo_password)
             try:
-                document = run_burnin(site, nodes, shell.run, options, progress=progress, stop=stop)
+                with on_stop(stop.set):
+                    document = run_burnin(site, nodes, shell.run, options, progress=progress, stop=stop)
             finally:
                 shell.close()
         except RemoteError as error:
@@ -99,8 +103,10 @@ def burn_in(
                 verb="burnin",
                 site=site.cluster,
                 verdict=Verdict.UNKNOWN,
+                seconds=round(time.monotonic() - start, 3),
                 nodes={node.name: unknown for node in nodes if node.has("worker")},
                 findings=[headstate.silent(site, error)],
+                details={"interrupted": stop.is_set()},
             )
         document.details["run"] = entry.run
         entry.verdict = document.verdict

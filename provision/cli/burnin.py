@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import threading
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +23,6 @@ from provision.cli.common import (
     refuse,
     refusing,
 )
-from provision.engine.stop import on_stop
 
 
 def burnin(
@@ -60,11 +58,10 @@ def burnin(
     if not any(node.has("worker") for node in nodes):
         refuse(f"--limit {limit}: no worker among {', '.join(node.name for node in nodes)}")
     password = ask_sudo_password(site, [site.head])
-    stop = threading.Event()
     options = Options(level=level, minutes=minutes, wait=wait)
     try:
-        with refusing(), on_stop(stop.set):
-            document = burn_in(site, nodes, options, sudo_password=password, progress=_progress, stop=stop)
+        with refusing():
+            document = burn_in(site, nodes, options, sudo_password=password, progress=_progress)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     keep(document, site)

@@ -60,6 +60,8 @@ class Worker:
         self._telling: gevent.Greenlet | None = None
         self._ended = False
         self._lease: RootShell | None = None  # the head's session, which holds it until all nodes are done
+        self._nodes: dict[str, gevent.Greenlet] = {}
+        self._head: gevent.Greenlet | None = None  # where it is outside of this run
         hosts: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in job.nodes]
         inventory = Inventory((hosts, {}))
         for host in inventory:
@@ -82,11 +84,14 @@ class Worker:
         listener = gevent.spawn(self._listen)
         gevent.signal_handler(signal.SIGTERM, self._end)
         with ctx_state.use(self.state):
-            work = [gevent.spawn(self._node, host) for host in self.state.inventory]
+            self._nodes = {host.name: gevent.spawn(self._node, host) for host in self.state.inventory}
+            work = list(self._nodes.values())
             if self.job.with_secrets and self.job.site.head.name not in self.job.nodes:
-                work.append(gevent.spawn(self._head_only))
+                self._head = gevent.spawn(self._head_only)
+                work.append(self._head)
             gevent.joinall(work, raise_error=True)
             if self._lease is not None:
+                self._await_others()
                 self._lease.close()
         self._tell()
         listener.kill()
@@ -96,8 +101,12 @@ class Worker:
         self._ended = self.board.stopping = True
         for host in self.state.inventory:
             shell = host.connector.__dict__.get("shell")
-            if shell is not None:
+            if shell is not None and shell.alive:
                 shell.kill()
+            elif host.name in self._nodes:  # it is just being connected to
+                self._nodes[host.name].kill(Stopped, block=False)
+        if self._head is not None:
+            self._head.kill(Stopped, block=False)
 
     def emit(self, event: dict[str, Any]) -> None:
         """One line of JSON to the controller, with others that come within some milliseconds."""
@@ -398,19 +407,23 @@ class Worker:
         self.emit({"event": "connect", "node": site.head.name, "only": "facts"})
         try:
             shell = connect(site, site.head, sudo_password=self.job.sudo_password)
-        except RemoteError as error:
-            self._tell_silent_head(str(error))
+        except (RemoteError, Stopped) as error:
+            self._tell_silent_head(str(error) or "interrupted")
             return
         try:
             if not self.job.forecast:
                 preflight.take_lock(shell, self.job.holder, self.job.run)
             self._tell_what_head_holds(shell)
-            for _ in iter(lambda: self._busy(), False):
-                gevent.sleep(0.1)
-        except (RemoteError, preflight.PreflightError, headstate.HeadError) as error:
-            self._tell_silent_head(str(error))
+            self._await_others()
+        except (RemoteError, preflight.PreflightError, headstate.HeadError, Stopped) as error:
+            self._tell_silent_head(str(error) or "interrupted")
         finally:
             shell.close()
+
+    def _await_others(self) -> None:
+        """Until all nodes of the run are done, those of other workers too."""
+        while self._busy():
+            gevent.sleep(0.1)
 
     def _busy(self) -> bool:
         return not all(
