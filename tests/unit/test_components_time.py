@@ -65,6 +65,12 @@ def test_a_head_without_a_way_out_still_serves_the_cluster_and_nobody_else(tmp_p
     ]
 
 
+def test_a_single_head_without_a_way_out_does_not_wait_for_other_heads(tmp_path: Path) -> None:
+    """With `orphan`, chrony 4.6 gives no time for five minutes."""
+    site = make_site(tmp_path, groups={"head": {"hosts": "h1", "roles": ["head"]}})
+    assert "local stratum 10" in lines(site, "h1")
+
+
 def test_where_no_address_is_known_everybody_is_served(tmp_path: Path) -> None:
     site = make_site(tmp_path, groups={"head": {"hosts": "h1", "roles": ["head"]}})
     assert exports.clients(site) == ["all"]

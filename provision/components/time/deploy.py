@@ -8,9 +8,28 @@ from provision.components.time import exports
 from provision.engine import ops
 from provision.engine.deploy import Context, step
 
+SYNCHRONISED = 60  # seconds: munge and Slurm come next, and refuse a clock that is far off
 
-@step("*")
-def clock(on: Context) -> None:
+
+@step("head")
+def source(on: Context) -> None:
+    """The time that all others follow."""
+    _chrony(on)
+
+
+@step("*", after=[("time", "head")])
+def follower(on: Context) -> None:
+    """After the heads: who asks a source that does not answer yet asks again only a minute later."""
+    if not on.node.has("head") and _chrony(on):
+        ops.wait(
+            "clock synchronised",
+            test="chronyc -n tracking | grep -q '^Leap status *: Normal'",
+            timeout=SYNCHRONISED,
+        )
+
+
+def _chrony(on: Context) -> bool:
+    """chrony runs, and nothing else that sets the clock; whether it was started anew."""
     ops.packages(*on.profile.packages("time"))
     others = shlex.join(exports.OTHERS)
     ops.ensure(
@@ -20,4 +39,4 @@ def clock(on: Context) -> None:
     )
     conf = on.profile.path("time")
     ops.file(conf, exports.chrony_conf(on.site, on.node, on.profile), validate="chronyd -p -f {} >/dev/null")
-    ops.unit(on.profile.unit("time"), reads=[conf])
+    return ops.unit(on.profile.unit("time"), reads=[conf])
