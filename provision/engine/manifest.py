@@ -1,6 +1,7 @@
 """What this tool made on a node, kept on the node: by it, what is switched off is removed.
 
-/var/lib/provision/manifest.json: {"site": digest, "components": {name: {"files": [...], "units": [...]}}}. Packages
+/var/lib/provision/manifest.json: {"site": digest, "components": {name: {"files": [...], "units": [...]}}}, in the order
+in which they were made. Packages
 are never removed: others may have come to need them. Data is never removed at all.
 """
 
@@ -10,6 +11,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
+from provision.components.registry import COMPONENTS
 from provision.engine import ops
 from provision.engine.headstate import DIRECTORY
 from provision.engine.preflight import MANIFEST, Facts
@@ -47,7 +49,7 @@ def merged(
 ) -> dict[str, dict[str, list[str]]]:
     """The manifest's new content: components of this run as they are, others as they were (none if `whole`)."""
     kept = {} if whole else {name: dict(entry) for name, entry in before.items() if name not in ran}
-    made = {name: {"files": sorted(own.files), "units": sorted(own.units)} for name, own in now.items()}
+    made = {name: {"files": list(own.files), "units": list(own.units)} for name, own in now.items()}
     return {**kept, **made}
 
 
@@ -57,20 +59,26 @@ def united(before: Mapping[str, Entry], now: Mapping[str, Owned]) -> dict[str, d
     for name in {*before, *now}:
         old, new = before.get(name, {"files": [], "units": []}), now.get(name, Owned())
         made[name] = {
-            "files": sorted({*old["files"], *new.files}),
-            "units": sorted({*old["units"], *new.units}),
+            "files": list(dict.fromkeys([*old["files"], *new.files])),
+            "units": list(dict.fromkeys([*old["units"], *new.units])),
         }
     return made
 
 
 def remove_stale(job: Job, facts: Facts, recorder: Recorder, ran: Collection[str]) -> None:
-    """Stop the units and remove the files that are no longer wanted here."""
-    for component, own in stale(facts.manifest, recorder.owned, ran, whole=job.components is None).items():
+    """Stop the units and remove the files that are no longer wanted here.
+
+    What was made last goes first: a mount before the server that it is of.
+    """
+    gone = stale(facts.manifest, recorder.owned, ran, whole=job.components is None)
+    order = list(COMPONENTS)
+    for component in sorted(gone, key=lambda name: order.index(name) if name in order else -1, reverse=True):
+        own = gone[component]
         recorder.component, recorder.step = component, f"{component}:removed"
         kept = {name: Owned(list(entry.files), list(entry.units)) for name, entry in recorder.owned.items()}
-        for unit in own.units:
+        for unit in reversed(own.units):
             ops.unit(unit, running=False, enabled=False)
-        for path in own.files:
+        for path in reversed(own.files):
             ops.absent(path)
         recorder.owned = kept
 

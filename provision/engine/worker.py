@@ -43,6 +43,7 @@ from provision.engine.remote import RemoteError, RootShell, connect  # noqa: E40
 from provision.profiles import UnsupportedDistribution  # noqa: E402
 from provision.site.hidden import SecretMissing  # noqa: E402
 
+_FAILURES = (RemoteError, preflight.PreflightError, headstate.HeadError, OperationFailed, SecretMissing)
 EMIT_GATHER = 0.02  # seconds in which events are gathered into one write
 
 
@@ -190,7 +191,7 @@ class Worker:
                 "reason": "interrupted",
                 "advice": "run it again: it goes on from here",
             }
-        except (RemoteError, preflight.PreflightError, headstate.HeadError, OperationFailed) as error:
+        except _FAILURES as error:
             message, advice = preflight.explain(error)
             if self._ended:
                 message, advice = (
