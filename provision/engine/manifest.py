@@ -8,6 +8,7 @@ are never removed: others may have come to need them. Data is never removed at a
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
@@ -80,6 +81,13 @@ def remove_stale(job: Job, facts: Facts, recorder: Recorder, ran: Collection[str
             ops.unit(unit, running=False, enabled=False)
         for path in reversed(own.files):
             ops.absent(path)
+        if own.units:
+            units = shlex.join(own.units)
+            ops.ensure(
+                f"systemd forgets {', '.join(own.units)}",
+                test=f"! systemctl -q is-failed -- {units}",
+                make=f"systemctl daemon-reload && systemctl reset-failed -- {units}",
+            )
         recorder.owned = kept
 
 

@@ -310,8 +310,13 @@ def _unit_script(unit: str, todo: list[str], wanted: units.Wanted, reads: Sequen
             lines.append("systemctl daemon-reload")
         elif verb in ("start", "restart"):
             lines.append(f"! systemctl -q is-failed {quoted} || systemctl reset-failed {quoted}")
+        command = f"systemctl {verb} {quoted}"
+        if verb == "stop" and unit.endswith(".mount"):
+            # Stopping the unit of a file system with homes would end the sessions of all who have theirs there, ours
+            # too: they require it. systemd sees the mount gone by itself.
+            command = f'umount -- "$(systemctl show -p Where --value {quoted})"'
         if verb != "daemon-reload":
-            lines.append(f"said=$(systemctl {verb} {quoted} 2>&1) || {{ {told}; exit 1; }}")
+            lines.append(f"said=$({command} 2>&1) || {{ {told}; exit 1; }}")
     if wanted.running:
         lines.append(f"said=$(systemctl is-active {quoted}) || {{ {told}; exit 1; }}")
     if any(verb in todo for verb in ("start", "restart", "reload")):
