@@ -80,12 +80,14 @@ update() {{
     printf '%s\\n' "$said" >&2; return 100
   done
 }}
-get() {{
+apt() {{
   apt-get -qq -y -o DPkg::Lock::Timeout={lock} -o Dpkg::Options::=--force-confdef \\
-    -o Dpkg::Options::=--force-confold -o APT::Install-Recommends=false "$@" {verb} -- {names} 9>&-
+    -o Dpkg::Options::=--force-confold -o APT::Install-Recommends=false "$@" 9>&-
 }}
+get() {{ apt {verb} -- {names}; }}
+whole() {{ apt check >&2 || apt --fix-broken --no-remove install; }}
 [ -n "$(find /var/lib/apt/lists -maxdepth 1 -name '*_Packages*' -mtime -1 2>/dev/null | head -n 1)" ] || update
-get || {{ update && if apt-get -qq check >&2; then get; else get --fix-broken --no-remove; fi; }}
+get || {{ update && whole && get; }}
 """
 
 

@@ -93,3 +93,10 @@ def test_shell_text_of_package_managers_is_shell(family: str) -> None:
             assert (output.rc, output.stderr) == (0, ""), text
     finally:
         shell.close()
+
+
+def test_what_keeps_packages_from_being_installed_is_completed_and_nothing_is_removed_for_it() -> None:
+    """A package that a hand removed by force is missing to others: apt then refuses all else."""
+    script = MANAGERS["debian"].install(["munge"])
+    assert "get || { update && whole && get; }" in script
+    assert "apt --fix-broken --no-remove install" in script
