@@ -41,9 +41,6 @@ class Mirror:
     security: str | None = None
 
 
-DEBIAN = Mirror("http://deb.debian.org/debian", "http://deb.debian.org/debian-security")
-
-
 @dataclass(frozen=True)
 class AptSource:
     """One (URI, suite) of an apt source with its components."""
@@ -113,6 +110,17 @@ def apt_sources(directory: Path = Path("/etc/apt")) -> list[AptSource]:
     return found
 
 
+def debians_own(program: Path | None = None) -> Mirror:
+    """The mirror that mmdebstrap takes when it is told none, read from the program itself. Raises InputError."""
+    found = program or Path(shutil.which("mmdebstrap") or "/usr/bin/mmdebstrap")
+    match = re.search(
+        r"""\$mirror\s*=\s*["'](https?://[^"']+/debian)["']""", found.read_text(errors="replace")
+    )
+    if match is None:
+        raise InputError(f"apt uses no Debian mirror here and {found} names none: give one with --mirror URL")
+    return Mirror(match.group(1), f"{match.group(1)}-security")
+
+
 def debian_mirror(sources: Iterable[AptSource]) -> Mirror | None:
     """The Debian archive among `sources`; None where there is none (an Ubuntu machine)."""
     debian = [
@@ -141,7 +149,7 @@ def find_mirror(wanted: str | None, suite: str) -> Mirror:
         beside = re.sub(r"/debian$", "/debian-security", wanted.rstrip("/"))
         mirror = Mirror(wanted.rstrip("/"), beside if beside != wanted.rstrip("/") else None)
     else:
-        mirror = debian_mirror(apt_sources()) or DEBIAN
+        mirror = debian_mirror(apt_sources()) or debians_own()
     if not _has(f"{mirror.url}/dists/{suite}/InRelease"):
         raise InputError(
             f"{mirror.url}: no suite {suite} there (or no answer); name another mirror with --mirror"

@@ -4,8 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from provision.lab.command import LabError
-from provision.lab.host import AptSource, Mirror, apt_sources, cgroup_root, debian_mirror, missing_packages
+from provision.lab.command import InputError, LabError
+from provision.lab.host import (
+    AptSource,
+    Mirror,
+    apt_sources,
+    cgroup_root,
+    debian_mirror,
+    debians_own,
+    missing_packages,
+)
 
 DEBIAN = """\
 Types: deb deb-src
@@ -103,3 +111,16 @@ def test_missing_packages_are_named_once_and_a_compiler_only_where_it_is_needed(
     assert missing_packages(True, lambda program: f"/bin/{program}", tmp_path / "none") == [
         "debian-archive-keyring"
     ]
+
+
+def test_where_apt_knows_no_debian_the_mirror_is_mmdebstraps_own(tmp_path: Path) -> None:
+    program = tmp_path / "mmdebstrap"
+    program.write_text(
+        "    my $mirror    = 'http://mirror.example/debian';\n    my $secmirror = 'http://x.example/y';\n"
+    )
+    assert debians_own(program) == Mirror(
+        "http://mirror.example/debian", "http://mirror.example/debian-security"
+    )
+    program.write_text("#!/usr/bin/perl\n")
+    with pytest.raises(InputError, match="--mirror URL"):
+        debians_own(program)
