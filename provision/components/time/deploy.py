@@ -19,7 +19,7 @@ def source(on: Context) -> None:
 
 @step("*", after=[("time", "head")])
 def follower(on: Context) -> None:
-    """After the heads: who asks a source that does not answer yet asks again only a minute later."""
+    """After the heads: a source that does not answer yet is only asked again a poll later."""
     if not on.node.has("head") and _chrony(on):
         ops.wait(
             "clock synchronised",
