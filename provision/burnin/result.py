@@ -88,7 +88,7 @@ class Copy(_Part):
 
     rank: int
     kind: Literal["device_copy", "triad", "host_to_device", "device_to_host"]
-    place: Literal["near", "far"] | None  # the host memory's NUMA node, seen from the GPU; None: unknown, or none
+    place: Literal["near", "far"] | None  # the NUMA node of the host memory, seen from the GPU
     numa_node: int | None  # of the host memory
     bytes: int
     seconds: float  # median
@@ -109,7 +109,7 @@ class Compute(_Part):
     seconds: float | None = None  # under load, warm-up included
     burst_tflops: float | None = None  # the first products, before power and heat limit the clocks
     differing_products: int | None = None  # later products whose bits are not those of the first
-    checksum: str | None = None  # of a product that every rank computes from the same data; equal on equal GPUs
+    checksum: str | None = None  # of a product from the same data on every rank
 
 
 class Disagreement(_Part):
