@@ -1,4 +1,4 @@
-"""What a GPU model should reach, as data."""
+"""What a GPU model is, and what it should reach, as data."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pydantic import Field
 
 from provision.site.base import Settings
 
+Architecture = Literal["volta", "turing", "ampere", "ada", "hopper", "blackwell"]
 Measure = Literal["all_reduce_busbw_gbs", "matmul_bf16_tflops"]
 
 
@@ -32,7 +33,13 @@ class GpuProfile(Settings):
 
     name: str  # as a site file says it: "h100-sxm"
     products: list[str] = Field(min_length=1)  # as the driver says it
-    limits: list[Limit]
+    architecture: Architecture
+    pci: list[int] = Field(min_length=1)  # device ids of vendor 10de
+    memory: int = Field(gt=0)  # MiB, as the driver counts it
+    nvlinks: int = Field(0, ge=0)  # of one GPU; 0: none, or only those of a bridge
+    nvlink_gbs: float | None = Field(None, gt=0)  # GB/s of one link
+    mig: dict[str, int] = Field(default_factory=dict)  # kind of slice, "1g.10gb" -> how many one GPU holds
+    limits: list[Limit] = Field(default_factory=list)
 
     def limit(self, measure: Measure, nodes: int, gpus: int) -> Limit | None:
         """The limit of `measure` on `nodes` nodes with `gpus` GPUs each, None if no number is known."""
@@ -43,16 +50,27 @@ class GpuProfile(Settings):
 
 
 @cache
-def _all() -> list[GpuProfile]:
+def all_models() -> list[GpuProfile]:
+    """All models, in the order of gpus.yml."""
     document = yaml.safe_load(files("provision.profiles").joinpath("gpus.yml").read_text())
     return [GpuProfile.model_validate({"name": name, **value}) for name, value in document.items()]
 
 
-def gpu_models() -> list[str]:
+def measured_models() -> list[str]:
     """The models that numbers are known of, as a site file names them."""
-    return [profile.name for profile in _all()]
+    return [profile.name for profile in all_models() if profile.limits]
+
+
+def gpu_model(name: str) -> GpuProfile | None:
+    """The profile of the model that a site file calls `name`."""
+    return next((profile for profile in all_models() if profile.name == name), None)
+
+
+def pci_model(device: int) -> GpuProfile | None:
+    """The profile of the GPU with the PCI device id `device` (vendor 10de), which shows before any driver is there."""
+    return next((profile for profile in all_models() if device in profile.pci), None)
 
 
 def gpu_profile(product_name: str) -> GpuProfile | None:
-    """The profile of the GPU that the driver calls `product_name`; None for a model without numbers."""
-    return next((profile for profile in _all() if product_name in profile.products), None)
+    """The profile of the GPU that the driver calls `product_name`; None for a model that is not known."""
+    return next((profile for profile in all_models() if product_name in profile.products), None)

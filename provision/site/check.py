@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from provision.profiles.gpu import gpu_models
+from provision.profiles.gpu import measured_models
 from provision.site.hostlist import HostlistError, expand, fold
 from provision.site.jumps import JumpError, below, site_chain
 from provision.site.models import SECTIONS, Access, Group, Node, NodeSettings, Site, SiteFile, merge
@@ -246,13 +246,13 @@ def _group_problems(site: Site) -> Iterator[Problem]:
 def _unknown_models(site: Site) -> Iterator[Problem]:
     """A model without numbers can be provisioned; a burn-in cannot tell whether its GPUs are fast enough."""
     for name, group in site.file.groups.items():
-        if group.gpu is not None and group.gpu.model not in gpu_models():
+        if group.gpu is not None and group.gpu.model not in measured_models():
             yield Problem(
                 "unknown-gpu-model",
                 ("groups", name, "gpu", "model"),
                 shown(group.gpu.model),
-                f"one of {', '.join(gpu_models())}",
-                nearest(group.gpu.model, gpu_models()),
+                f"one of {', '.join(measured_models())}",
+                nearest(group.gpu.model, measured_models()),
                 "of another model no speed is known: its burn-in ends as unknown until burnin.limits says more",
                 warning=True,
             )

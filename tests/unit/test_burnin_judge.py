@@ -255,6 +255,8 @@ def test_a_document_that_cannot_be_used_says_where():
         ("NVIDIA H100 80GB HBM3", "h100-sxm"),
         ("NVIDIA A100-SXM4-80GB", "a100-sxm-80gb"),
         ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
+        ("NVIDIA H200 NVL", "h200-nvl"),
+        ("NVIDIA L40S", "l40s"),
     ],
 )
 def test_products_are_known_by_their_whole_name(product: str, name: str):
@@ -263,6 +265,6 @@ def test_products_are_known_by_their_whole_name(product: str, name: str):
     assert profile.name == name
 
 
-@pytest.mark.parametrize("product", ["NVIDIA GH200 480GB", "NVIDIA H200 NVL", "NVIDIA L40S", "H200", ""])
+@pytest.mark.parametrize("product", ["NVIDIA GH200 480GB", "NVIDIA L40", "H200", ""])
 def test_a_name_that_only_contains_a_known_one_is_unknown(product: str):
     assert gpu_profile(product) is None

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from provision.engine.remote import local_shell
 from provision.profiles import UnsupportedDistribution, of_os_release
 from provision.profiles.distribution import parse_os_release
+from provision.profiles.gpu import all_models, gpu_model, measured_models, pci_model
 from provision.profiles.packaging import MANAGERS, parse_dpkg
 
 # OS-05, TLS-07
@@ -100,3 +101,24 @@ def test_what_keeps_packages_from_being_installed_is_completed_and_nothing_is_re
     script = MANAGERS["debian"].install(["munge"])
     assert "get || { update && whole && get; }" in script
     assert "apt --fix-broken --no-remove install" in script
+
+
+def test_a_gpu_is_known_by_its_pci_id_before_any_driver_is_there() -> None:
+    found = pci_model(0x2330)
+    assert found is not None
+    assert (found.name, found.nvlinks, found.nvlink_gbs) == ("h100-sxm", 18, 26.562)
+    assert pci_model(0x1234) is None
+    assert gpu_model("h100-sxm") is found
+
+
+def test_no_two_models_share_a_product_or_a_pci_id() -> None:
+    for key in ("products", "pci"):
+        named = [value for profile in all_models() for value in getattr(profile, key)]
+        assert len(named) == len(set(named))
+    assert "t4" not in measured_models()
+
+
+def test_slices_of_a_gpu_fit_into_its_memory() -> None:
+    for profile in all_models():
+        for kind, count in profile.mig.items():
+            assert count * int(kind.partition(".")[2].removesuffix("gb")) << 10 <= profile.memory * 1.1, kind
