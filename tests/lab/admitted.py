@@ -38,17 +38,10 @@ class Admitted:
         self.whole = False
 
     def healthy(self, within: float = 180) -> None:
-        """Every check passes, by itself and in time; no unit has failed.
-
-        One thing is a person's: Slurm keeps a node that rebooted by itself down until somebody has looked for it.
-        """
+        """Every check passes, by itself and in time; no unit has failed."""
         deadline = time.monotonic() + within
         while (found := self("verify")).rc != 0:
             assert time.monotonic() < deadline, bad(found)
-            for node in (WORKER, OTHER):
-                told = [line for line in bad(found) if line.startswith(f"{node}: ")]
-                if told and all("unexpectedly rebooted" in line for line in told):
-                    self.on(HEAD, f"scontrol update nodename={node} state=resume")
         failed = {node: self.on(node, "systemctl --failed --no-legend --plain") for node in NODES}
         assert failed == dict.fromkeys(NODES, "")
 

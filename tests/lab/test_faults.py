@@ -67,7 +67,7 @@ def test_when_the_head_dies_its_workers_are_blocked_by_it_and_not_failed_by_them
 
 @pytest.mark.parametrize("lost", [[WORKER], [HEAD], list(NODES)], ids=["worker", "head", "all"])
 def test_after_a_power_cut_everything_comes_back(admitted: Admitted, lost: list[str]) -> None:
-    """Mounts wait for their server and slurmd for the mounts; Slurm only asks why a node rebooted by itself."""
+    """Mounts wait for their server and slurmd for the mounts; nobody has to resume a node."""
     for node in lost:
         admitted.lab.fault("kill-node", node)
     admitted.lab.up()

@@ -91,6 +91,28 @@ def test_admitted_nodes_stay_admitted_and_a_persons_drain_stays(cluster: Cluster
     cluster.must(HEAD, f"scontrol update nodename={OTHER} state=resume")
 
 
+def test_after_a_power_cut_a_node_is_idle_by_itself_and_one_not_accepted_stays_drained(
+    lab: Lab, cluster: Cluster
+) -> None:
+    cluster.must(HEAD, f"scontrol update nodename={OTHER} state=drain reason='{AWAITING}'")
+    cut = int(cluster.must(HEAD, "date +%s"))
+    for node in (WORKER, OTHER):
+        lab.fault("kill-node", node)
+        lab.fault("kill-node", node, undo=True)
+
+    def back(node: str) -> bool:
+        state = states(cluster)[node]
+        return state.registered and state.boot is not None and state.boot >= cut
+
+    deadline = time.monotonic() + 120
+    while not (back(WORKER) and back(OTHER) and states(cluster)[WORKER].usable):
+        assert time.monotonic() < deadline, states(cluster)
+        time.sleep(1)
+    other = states(cluster)[OTHER]
+    assert (other.drained, other.reason) == (True, AWAITING)
+    assert admit(cluster) == {}
+
+
 def test_jobs_of_an_ordinary_user_run_and_are_accounted(cluster: Cluster) -> None:
     as_alice = "cd /home/alice && runuser -u alice -- timeout 60"
     assert set(cluster.must(HEAD, f"{as_alice} srun -N2 -t1 hostname").split()) == {WORKER, OTHER}

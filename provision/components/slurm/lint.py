@@ -308,7 +308,8 @@ def reason_cause(reason: str, *, devices: int | None = None, memory: int | None 
         why = "a program of prolog.d or epilog.d failed there, or there is none that can be run"
         causes.append(Cause("prolog", why, "journalctl -u slurmd on the node names it"))
     elif re.search(r"unexpectedly rebooted", reason, re.IGNORECASE):
-        causes.append(Cause("rebooted", "the node rebooted by itself", "look for the cause, then resume it"))
+        action = "is its slurmd up? once that registers, the node comes back"
+        causes.append(Cause("rebooted", "the node rebooted by itself", action))
     if memory == 1:
         why = "RealMemory=1: the NodeName line was never filled in, and no job asks for so little"
         causes.append(Cause("memory-unset", why, "take RealMemory from slurmd -C"))
