@@ -52,7 +52,10 @@ def silent(site: Site, error: Exception) -> Finding:
 
 
 def read_secrets(shell: RootShell, wanted: Mapping[str, Secret]) -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """The secrets that exist on the head: those in our own store, and those that a service there already has."""
+    """The secrets that exist on the head: those in our own store, and those that a service there already has.
+
+    Raises HeadError where one is there but cannot be read: it must not be made anew.
+    """
     sources = [
         (secret, path, own)
         for secret in wanted.values()
@@ -61,11 +64,13 @@ def read_secrets(shell: RootShell, wanted: Mapping[str, Secret]) -> tuple[dict[s
             *((path, False) for path in secret.adopt),
         ]
     ]
-    commands = [f"[ -s {quote(path)} ] && base64 -w0 <{quote(path)}" for _, path, _ in sources]
+    commands = [f"[ ! -s {quote(path)} ] || base64 -w0 <{quote(path)}" for _, path, _ in sources]
     stored: dict[str, bytes] = {}
     adopted: dict[str, bytes] = {}
-    for (secret, _, own), output in zip(sources, shell.run_many(commands) if commands else [], strict=True):
-        if output.ok and (value := _value(secret, base64.b64decode(output.stdout), own=own)):
+    for (secret, path, own), output in zip(sources, shell.run_many(commands), strict=True):
+        if not output.ok:
+            raise HeadError(f"{shell.name}: cannot read {path}: {output.stderr.strip()}")
+        if value := _value(secret, base64.b64decode(output.stdout), own=own):
             (stored if own else adopted).setdefault(secret.name, value)
     return stored, adopted
 
@@ -85,15 +90,13 @@ def write_secret(shell: RootShell, name: str, value: bytes) -> None:
 def read_acceptance(shell: RootShell) -> dict[str, Acceptance]:
     """The state of every node the head knows; none on a bare head. Raises HeadError when it cannot be read."""
     path = f"{DIRECTORY}/acceptance.json"
-    output = shell.run(f"[ ! -e {path} ] || cat {path}")
+    output = shell.run(f"if [ -e {path} ]; then cat {path}; else echo '{{}}'; fi")
     if not output.ok:
         raise HeadError(f"{shell.name}: cannot read {path}: {output.stderr.strip()}")
-    if not output.stdout.strip():
-        return {}
     try:
         document = json.loads(output.stdout)
         return {node: Acceptance.model_validate(entry) for node, entry in document.items()}
-    except ValueError as error:
+    except (ValueError, AttributeError) as error:
         raise HeadError(f"{shell.name}: {path} is damaged: {error}; restore it from a backup") from error
 
 

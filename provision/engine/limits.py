@@ -17,8 +17,13 @@ class LimitsError(ValueError):
     """The file is there but cannot be understood."""
 
 
+def command() -> str:
+    """Shell text that prints the file, or one without limits where there is none."""
+    return f"""if [ -e {PATH} ]; then cat {PATH}; else echo '{{"limits": []}}'; fi"""
+
+
 def parse(text: str) -> dict[str, str]:
-    """Patterns (with `*`) and their reasons, from the content of the file."""
+    """Patterns (with `*`) and their reasons, from what `command` prints. Raises LimitsError."""
     try:
         return {str(entry["what"]): str(entry["reason"]) for entry in json.loads(text)["limits"]}
     except (json.JSONDecodeError, KeyError, TypeError) as error:

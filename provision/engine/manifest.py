@@ -97,7 +97,7 @@ def write_manifest(
     """Keep on the node what was made there; written only where it differs. Raises RemoteError."""
     text = json.dumps({"site": site_digest, "components": components}, indent=1, sort_keys=True)
     output = shell.run(
-        f"umask 077; mkdir -p {DIRECTORY}; t=$(mktemp {DIRECTORY}/.manifest.XXXXXX) && cat >$t && "
+        f"umask 077; mkdir -p {DIRECTORY}; t=$(mktemp {DIRECTORY}/.manifest.XXXXXX) && cat >$t && sync $t && "
         f"if cmp -s $t {MANIFEST}; then rm -f $t; else mv -f $t {MANIFEST}; fi",
         stdin=text.encode(),
     )

@@ -13,6 +13,7 @@ from provision.site.models import Hardware
 
 LOCK = "/run/provision.lock"
 MANIFEST = "/var/lib/provision/manifest.json"
+_READ_MANIFEST = f"""if [ -e {MANIFEST} ]; then cat {MANIFEST}; else echo '{{"components": {{}}}}'; fi"""
 BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
 _HARDWARE = "LC_ALL=C lscpu; grep MemTotal: /proc/meminfo"
 
@@ -52,9 +53,9 @@ def look(shell: RootShell) -> Facts:
     release, limited, machine, manifest = shell.run_many(
         [
             "cat /etc/os-release",
-            f"[ ! -e {limits.PATH} ] || cat {limits.PATH}",
+            limits.command(),
             _HARDWARE,
-            f"[ ! -e {MANIFEST} ] || cat {MANIFEST}",
+            _READ_MANIFEST,
         ]
     )
     for output, what in (
@@ -67,7 +68,7 @@ def look(shell: RootShell) -> Facts:
             raise PreflightError(f"{shell.name}: cannot read {what}: {output.stderr.strip()}")
     try:
         profile = of_os_release(release.stdout)
-        known = limits.parse(limited.stdout) if limited.stdout.strip() else {}
+        known = limits.parse(limited.stdout)
     except (UnsupportedDistribution, limits.LimitsError) as error:
         raise PreflightError(f"{shell.name}: {error}") from error
     return Facts(profile, known, parse_hardware(machine.stdout), parse_manifest(manifest.stdout))
@@ -89,9 +90,7 @@ def parse_hardware(text: str) -> Hardware:
 
 
 def parse_manifest(text: str) -> dict[str, dict[str, list[str]]]:
-    """What earlier runs made on this node; nothing on a bare one. Raises PreflightError when damaged."""
-    if not text.strip():
-        return {}
+    """What earlier runs made on this node. Raises PreflightError when damaged, as an empty one is."""
     try:
         document = json.loads(text)["components"]
         return {

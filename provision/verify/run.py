@@ -253,9 +253,7 @@ def _profile(host: Host) -> Distribution:
 
 
 def _limits(host: Host) -> dict[str, str]:
-    answer = host.run("if [ -e %s ]; then cat %s; else exit 9; fi", limits.PATH, limits.PATH)
-    if answer.rc == 9:
-        return {}
+    answer = host.run(limits.command())
     if answer.rc:
         raise limits.LimitsError(f"{limits.PATH} cannot be read: {_text(answer.stderr_bytes)}")
     return limits.parse(_text(answer.stdout_bytes))
