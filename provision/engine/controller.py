@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from provision.engine.job import Job, hand_over
+from provision.engine.job import Job, events, hand_over
 from provision.engine.journal import Entry, Journal, holder, journaled
 from provision.engine.plan import make_plan
 from provision.engine.playbook import PlaybookError, find_playbook, run_playbook
@@ -288,9 +288,8 @@ class _Run:
 
     def _read(self, index: int, worker: subprocess.Popen[bytes]) -> None:
         assert worker.stdout
-        for line in worker.stdout:
-            if line.endswith(b"\n"):  # the last one of a process that was killed may be cut short
-                self._words.put((index, json.loads(line)))
+        for event in events(worker.stdout):
+            self._words.put((index, event))
         self._words.put((index, None))
 
     def _flush(self) -> None:

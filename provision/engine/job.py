@@ -8,10 +8,11 @@ workers.
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Any
@@ -61,6 +62,20 @@ def take_over() -> Any:
     if not first:
         return None
     return pickle.loads(_exactly(int.from_bytes(first + _exactly(7), "big")))
+
+
+def own_output() -> IO[str]:
+    """Standard output for this process's events alone: what a library prints goes to standard error from now on."""
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return out
+
+
+def events(of: IO[bytes]) -> Iterator[dict[str, Any]]:
+    """What a worker process tells on its standard output, until its end; a line that was cut short is no event."""
+    for line in of:
+        if line.endswith(b"\n"):
+            yield json.loads(line)
 
 
 def _exactly(size: int) -> bytes:

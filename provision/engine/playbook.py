@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from provision.engine.inventory import variables
-from provision.engine.job import hand_over
+from provision.engine.job import events, hand_over
 from provision.engine.leftovers import end_marked, end_on_nodes, remove_directory
 from provision.engine.playbook_job import PlaybookJob
 from provision.engine.stop import on_stop
@@ -161,8 +160,7 @@ def _drive(job: PlaybookJob, outcome: _Outcome, show: Callable[[Event], None], w
     assert worker.stdout
     with on_stop(partial(_cancel, worker, outcome, show)):
         hand_over(job, worker.stdin)
-        for line in worker.stdout:
-            event = json.loads(line)
+        for event in events(worker.stdout):
             outcome.take(event)
             if event["event"] != "end":
                 show(event)

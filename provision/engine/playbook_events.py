@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 Event = dict[str, Any]
@@ -16,7 +17,7 @@ _MOST_DETAIL = 2000  # characters
 class Reader:
     """Turns ansible-runner's events into the engine's, one by one, and remembers what came of each node."""
 
-    hide: Sequence[str] = ()  # secrets, never shown
+    secrets: Sequence[str] = ()  # never shown, nor any line of them
     play: str = ""
     began: bool = False  # whether any play has begun: before that nothing was done on any node
     stats: Mapping[str, Mapping[str, int]] | None = None  # None: the playbook did not come to its end
@@ -30,13 +31,13 @@ class Reader:
         match raw.get("event"):
             case "playbook_on_play_start":
                 self.began = True
-                self.play = str(data.get("name") or data.get("play") or "play")
+                self.play = self.shown(str(data.get("name") or data.get("play") or "play"))
             case "playbook_on_task_start" | "playbook_on_handler_task_start":
-                yield {"event": "note", "text": f"{self.play}: {_title(data)}"}
+                yield {"event": "note", "text": f"{self.play}: {self._title(data)}"}
             case "playbook_on_no_hosts_matched":
                 yield {"event": "note", "text": f"{self.play}: no node of the site is meant"}
             case "runner_on_start":
-                yield {"event": "start", "node": host, "step": self.play, "title": _title(data)}
+                yield {"event": "start", "node": host, "step": self.play, "title": self._title(data)}
             case "runner_on_ok":
                 yield self._op(data, "changed" if _result(data).get("changed") else "same")
             case "runner_on_skipped":
@@ -47,12 +48,12 @@ class Reader:
                     "event": "start",
                     "node": host,
                     "step": self.play,
-                    "title": f"{_title(data)} (attempt {result.get('attempts')})",
+                    "title": f"{self._title(data)} (attempt {result.get('attempts')})",
                 }
             case "runner_on_failed" if data.get("ignore_errors"):
                 yield self._op(data, "same", detail=f"failed, which the playbook ignores: {self._why(data)}")
             case "runner_on_failed":
-                self.reasons[str(host)] = f"{_title(data)}: {self._why(data)}"
+                self.reasons[str(host)] = f"{self._title(data)}: {self._why(data)}"
                 yield self._op(data, "failed", detail=self._why(data))
             case "runner_on_unreachable":
                 self.reasons[str(host)] = f"unreachable: {self._why(data)}"
@@ -65,22 +66,33 @@ class Reader:
 
     def shown(self, text: str) -> str:
         """`text` without any secret."""
-        for secret in self.hide:
-            text = text.replace(secret, "***")
+        for line in self._hidden:
+            text = text.replace(line, "***")
         return text
+
+    @cached_property
+    def _hidden(self) -> list[str]:
+        """The secrets and their lines, since texts are cut into lines; what holds another comes before it."""
+        lines = {line.strip() for secret in self.secrets for line in secret.splitlines()}
+        telling = {line for line in lines if len(line) > 3}  # no brace on a line of its own
+        return sorted({*filter(None, self.secrets), *telling}, key=len, reverse=True)
 
     def _op(self, data: Mapping[str, Any], outcome: str, detail: str | None = None) -> Event:
         event: Event = {
             "event": "op",
             "node": data.get("host"),
             "step": self.play,
-            "title": _title(data),
+            "title": self._title(data),
             "outcome": outcome,
             "seconds": round(float(data.get("duration") or 0.0), 3),
         }
         if detail:
             event["detail"] = detail
         return event
+
+    def _title(self, data: Mapping[str, Any]) -> str:
+        """The name of a task, `role : task` for one of a role; a name may be made of variables."""
+        return self.shown(str(data.get("task") or data.get("task_action") or "task"))
 
     def _why(self, data: Mapping[str, Any]) -> str:
         return self.shown(explain(_result(data)))[:_MOST_DETAIL]
@@ -132,11 +144,6 @@ def _node(name: str, reason: str | None, changed: int, seconds: float) -> Event:
         "changed": changed,
         "seconds": seconds,
     }
-
-
-def _title(data: Mapping[str, Any]) -> str:
-    """The name of a task, `role : task` for one of a role."""
-    return str(data.get("task") or data.get("task_action") or "task")
 
 
 def _result(data: Mapping[str, Any]) -> Mapping[str, Any]:

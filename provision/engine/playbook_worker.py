@@ -21,7 +21,7 @@ from typing import IO, Any
 import ansible_runner
 
 from provision.engine.inventory import inventory, variables
-from provision.engine.job import take_over
+from provision.engine.job import own_output, take_over
 from provision.engine.leftovers import MARK, end_marked, end_on_nodes, private_directory
 from provision.engine.playbook_events import Reader, node_events
 from provision.engine.playbook_job import PlaybookJob
@@ -39,7 +39,7 @@ class Worker:
         self._turn = threading.Lock()
         merged, secrets = variables(job.site)
         self.variables = {**merged, **job.variables}
-        self.reader = Reader(hide=[*secrets, *([job.sudo_password] if job.sudo_password else [])])
+        self.reader = Reader([*secrets, *([job.sudo_password] if job.sudo_password else [])])
 
     def run(self) -> None:
         started = time.monotonic()
@@ -157,8 +157,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def main() -> None:
-    out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is not an event
+    out = own_output()
     os.umask(0o077)
     for name in list(os.environ):
         if name.startswith(("ANSIBLE_", "AWX_", "RUNNER_")) or name == "PROVISION_SUDO_PASSWORD":

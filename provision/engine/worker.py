@@ -21,7 +21,7 @@ import signal  # noqa: E402
 import sys  # noqa: E402
 import time  # noqa: E402
 from collections.abc import Collection, Mapping  # noqa: E402
-from typing import Any, Literal  # noqa: E402
+from typing import IO, Any, Literal  # noqa: E402
 
 import gevent  # noqa: E402
 from gevent.fileobject import FileObject  # noqa: E402
@@ -34,7 +34,7 @@ from provision.engine import headstate, preflight, reboot  # noqa: E402
 from provision.engine.board import Blocked, Board, Done, Hooked, LateSecrets  # noqa: E402
 from provision.engine.connector import NodeConnector  # noqa: E402
 from provision.engine.deploy import Context, Step  # noqa: E402
-from provision.engine.job import Job, take_over  # noqa: E402
+from provision.engine.job import Job, own_output, take_over  # noqa: E402
 from provision.engine.manifest import merged, remove_stale, united, write_manifest  # noqa: E402
 from provision.engine.plan import Plan, make_plan  # noqa: E402
 from provision.engine.playbook import hook_nodes  # noqa: E402
@@ -42,6 +42,7 @@ from provision.engine.record import OperationFailed, Recorder, Stopped  # noqa: 
 from provision.engine.remote import RemoteError, RootShell, connect  # noqa: E402
 from provision.profiles import UnsupportedDistribution  # noqa: E402
 from provision.site.hidden import SecretMissing  # noqa: E402
+from provision.site.models import Hardware  # noqa: E402
 
 _FAILURES = (RemoteError, preflight.PreflightError, headstate.HeadError, OperationFailed, SecretMissing)
 EMIT_GATHER = 0.02  # seconds in which events are gathered into one write
@@ -50,8 +51,9 @@ EMIT_GATHER = 0.02  # seconds in which events are gathered into one write
 class Worker:
     """One run's share of nodes."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, out: IO[str]) -> None:
         self.job = job
+        self._out = out
         self.plan: Plan = make_plan(
             job.site, [job.site.nodes[name] for name in job.all_nodes], job.components
         )
@@ -119,8 +121,8 @@ class Worker:
         lines, self._lines, self._telling = self._lines, [], None
         if lines:
             try:
-                sys.stdout.write("\n".join(lines) + "\n")
-                sys.stdout.flush()
+                self._out.write("\n".join(lines) + "\n")
+                self._out.flush()
             except BrokenPipeError:
                 self.board.stopping = True  # nobody is left to hear it; what runs is let end
 
@@ -170,8 +172,8 @@ class Worker:
     def _learn(self, node: str, hardware: dict[str, int] | None) -> None:
         """Note a node's hardware where the lock has none; a lock that says otherwise wins and is contradicted aloud."""
         if hardware is not None and node not in self.lock.hardware:
-            known = {**self.lock.model_dump()["hardware"], node: hardware}
-            self.lock = self.lock.model_validate({**self.lock.model_dump(), "hardware": known})
+            known = {**self.lock.hardware, node: Hardware.model_validate(hardware)}
+            self.lock = self.lock.model_copy(update={"hardware": known})
         self.board.seen(node)
 
     def _node(self, host: Any) -> None:
@@ -507,12 +509,13 @@ def main() -> None:
     """Read the job, run it, tell the events."""
     logging.basicConfig(level=logging.ERROR, stream=sys.stderr)
     logging.getLogger("pyinfra").setLevel(logging.CRITICAL)
+    out = own_output()
     job = take_over()
     if job is None:
         return
     assert isinstance(job, Job)
     os.umask(0o077)
-    Worker(job).run()
+    Worker(job, out).run()
 
 
 if __name__ == "__main__":

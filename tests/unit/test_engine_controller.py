@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ import pytest
 
 from provision.engine import controller
 from provision.engine.controller import converge
-from provision.engine.job import Job
+from provision.engine.job import Job, events
 from provision.engine.journal import Journal
 from provision.report.model import Document, Verdict
 from provision.report.store import state_directory
@@ -154,16 +155,19 @@ for word in words():
     assert [entry["verdict"] for entry in Journal(state_directory(site)).runs()] == ["fail"]
 
 
-def test_a_job_is_taken_over_whole_and_what_follows_is_left_for_others(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_is_taken_over_whole_and_what_libraries_print_is_no_event(site: Site) -> None:
     program = (
-        "import os, sys; from provision.engine.job import take_over; job = take_over(); "
-        "print(job.run, os.read(0, 100).decode().strip())"
+        "import os; from provision.engine.job import own_output, take_over; out = own_output(); "
+        "print('a library'); os.system('echo a program'); job = take_over(); "
+        "print(job.run, os.read(0, 100).decode().strip(), file=out)"
     )
     job = Job("r1", "ann@ctl", site, controller.load_lock(site), [], [], None, False, False)
     worker = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert worker.stdin
     controller.hand_over(job, worker.stdin)
     out, _ = worker.communicate(b"a word\n", timeout=60)
-    assert out.decode().strip() == "r1 a word"
+    assert out.decode().strip() == "r1 a word", "what comes behind the job is left for others"
+
+
+def test_a_line_that_was_cut_short_is_no_event() -> None:
+    assert list(events(io.BytesIO(b'{"event": "a"}\n{"event": "b'))) == [{"event": "a"}]

@@ -206,11 +206,21 @@ def test_why_a_task_failed(result: dict[str, Any], text: str) -> None:
     assert explain(result) == text
 
 
-def test_no_secret_is_shown() -> None:
-    reader = Reader(hide=["s3cret"])
-    (event,) = take(reader, raw("runner_on_failed", host="g1", task="T", res={"msg": "bad password s3cret"}))
-    take(reader, {"event": "verbose", "stdout": "[ERROR]: s3cret\n"})
-    assert "s3cret" not in json.dumps(event) + json.dumps(reader.reasons) + json.dumps(reader.said)
+def test_no_secret_is_shown_whole_or_by_line_in_titles_or_in_reasons() -> None:
+    reader = Reader(["s3cret", "BEGIN KEY\nAAAA\nBBBB\nEND KEY\n", "s3cret-and-more"])
+    found = take(
+        reader,
+        raw("playbook_on_play_start", name="Play s3cret"),
+        raw("playbook_on_task_start", task="Write s3cret-and-more"),
+        raw("runner_on_start", host="g1", task="Write s3cret"),
+        raw("runner_on_failed", host="g1", task="Write s3cret", res={"msg": "s3cret\nBEGIN KEY\nAAAA\nBBBB"}),
+        {"event": "verbose", "stdout": "[ERROR]: s3cret\n"},
+    )
+    assert reader.play == "Play ***"
+    assert found[0]["text"] == "Play ***: Write ***"
+    assert reader.reasons == {"g1": "Write ***: ***; ***; ***; ***"}
+    text = json.dumps(found) + json.dumps(reader.said)
+    assert not any(line in text for line in ("s3cret", "AAAA", "BBBB", "and-more"))
 
 
 # -- with Ansible itself, on this machine alone --------------------------------------------------------------------
