@@ -19,6 +19,7 @@ from provision.cli.common import INTERRUPTED, WRONG_INPUT, JsonOption, print_jso
 from provision.lab import InputError, Lab, LabError
 from provision.lab.faults import FAULTS
 from provision.lab.progress import Progress
+from provision.lab.state import DEFAULT_MODEL
 from provision.report.model import Document, NodeResult, Verdict, worst
 
 app = typer.Typer(
@@ -116,6 +117,10 @@ def up(
     gpus: Annotated[
         int | None, typer.Option(help="Simulated GPUs of each worker.", show_default="as it is; at first 2")
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Model of the simulated GPUs.", show_default=f"as it is; at first {DEFAULT_MODEL}"),
+    ] = None,
     mirror: Annotated[
         str | None,
         typer.Option(help="Debian archive to build from.", show_default="the machine's own, else Debian's"),
@@ -133,7 +138,7 @@ def up(
     """Make the lab, or complete and mend the one that is there, until all nodes answer ssh."""
     started = time.monotonic()
     with working(state) as lab:
-        lab.up(workers, gpus, mirror, layers.split(",") if layers else None, fresh)
+        lab.up(workers, gpus, model, mirror, layers.split(",") if layers else None, fresh)
         names = list(lab.nodes)
         config = lab.paths.ssh_config
     seconds = time.monotonic() - started
@@ -233,11 +238,20 @@ def fault(
     package: Annotated[str | None, typer.Option(help="Debian package.", show_default=False)] = None,
     xid: Annotated[int | None, typer.Option(help="NVIDIA error number.", show_default=False)] = None,
     gpu: Annotated[int | None, typer.Option(help="Index of the GPU.", show_default=False)] = None,
+    link: Annotated[int | None, typer.Option(help="Number of the NVLink.", show_default=False)] = None,
     state: State = None,
     json: JsonOption = False,
 ) -> None:
     started = time.monotonic()
-    given = {"path": path, "by": by, "seconds": seconds, "package": package, "xid": xid, "gpu": gpu}
+    given = {
+        "path": path,
+        "by": by,
+        "seconds": seconds,
+        "package": package,
+        "xid": xid,
+        "gpu": gpu,
+        "link": link,
+    }
     with working(state) as lab:
         lab.fault(kind, node, undo, **{name: value for name, value in given.items() if value is not None})
     answer("fault", started, [node], json, f"{node}: {kind} {'undone' if undo else 'done'}")

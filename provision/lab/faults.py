@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from provision.lab import cgroup, network, state
+from provision.lab import cgroup, gpus, network, state
 from provision.lab.command import InputError, LabError, execute
 
 if TYPE_CHECKING:
@@ -369,7 +369,7 @@ def _no_sudo_password(lab: Lab, node: str) -> None:
 
 def kernel_line(number: int, microseconds: int, xid: int, gpu: int) -> str:
     """A record of /dev/kmsg as the NVIDIA driver writes it: facility.level, number, time, flags; text."""
-    return f"3,{number},{microseconds},-;NVRM: Xid (PCI:0000:{0x0B + gpu:02x}:00): {xid}, {XIDS[xid]}\n"
+    return f"3,{number},{microseconds},-;NVRM: Xid (PCI:0000:{gpus.bus(gpu):02x}:00): {xid}, {XIDS[xid]}\n"
 
 
 def _xid(lab: Lab, node: str, xid: int = 79, gpu: int = 0) -> None:
@@ -378,6 +378,46 @@ def _xid(lab: Lab, node: str, xid: int = 79, gpu: int = 0) -> None:
     kmsg = lab.paths.node(node) / "kmsg"
     with kmsg.open("a") as file:
         file.write(kernel_line(1000 + kmsg.read_text().count("\n"), time.monotonic_ns() // 1000, xid, gpu))
+
+
+# $1 the state file, $2 the fault; its lines come on standard input, none for an undo
+_GPU_LINES = r"""
+set -e
+[ -e "$1" ] || { echo "this node has no simulated GPU" >&2; exit 1; }
+{ if [ "$3" = undo ]; then sed "/ # $2\$/d" "$1"; else cat "$1" -; fi; } >"$1.new"
+mv "$1.new" "$1"
+"$4"
+"""
+
+
+def _change_gpus(lab: Lab, node: str, fault: gpus.GpuFault, lines: str | None) -> None:
+    words = (gpus.STATE, fault.name, "undo" if lines is None else "do", gpus.DEVICES)
+    lab.inside(node, _GPU_LINES, *words, stdin=lines or "")
+
+
+def _gpu_fault(fault: gpus.GpuFault) -> Fault:
+    """A fault of simulated GPUs, with the options that it understands."""
+
+    def checked(lab: Lab, node: str, gpu: int, link: int = 0) -> None:
+        count = lab.node(node).gpus
+        if not 0 <= gpu < count:
+            raise InputError(f"{fault.name}: --gpu {gpu}: {node} has {count}, counted from 0")
+        _change_gpus(lab, node, fault, fault.text(gpu, link))
+
+    def of_node(lab: Lab, node: str) -> None:
+        _change_gpus(lab, node, fault, fault.text())
+
+    def of_gpu(lab: Lab, node: str, gpu: int = 0) -> None:
+        checked(lab, node, gpu)
+
+    def of_link(lab: Lab, node: str, gpu: int = 0, link: int = 0) -> None:
+        checked(lab, node, gpu, link)
+
+    def undo(lab: Lab, node: str) -> None:
+        _change_gpus(lab, node, fault, None)
+
+    apply = of_node if fault.whole_node else of_link if fault.of_link else of_gpu
+    return Fault(fault.name, fault.doc, apply, undo)
 
 
 FAULTS = {
@@ -406,5 +446,6 @@ FAULTS = {
             _sudo_password,
             _no_sudo_password,
         ),
+        *map(_gpu_fault, gpus.faults()),
     )
 }

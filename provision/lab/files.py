@@ -13,14 +13,13 @@ from pathlib import Path
 
 import yaml
 
-from provision.lab import host
+from provision.lab import gpus, host
 from provision.lab.command import execute
 from provision.lab.host import Mirror
 from provision.lab.state import NETWORK, PROXY_PORT, Node, write_file
 
 KERNEL_MESSAGES = "/var/log/kmsg"
 _CAPABILITIES = {"CAP_SYS_RESOURCE": 24}  # bits as in linux/capability.h
-SETTINGS = "etc/default/lab"
 SHIM = "/usr/local/lib/lab/cgshim.so"
 _HERE = Path(__file__).parent
 
@@ -34,25 +33,16 @@ class File:
     owner: tuple[int, int] | None = (0, 0)
 
 
-_DEVICES = """#!/bin/sh
-# Device nodes of the simulated GPUs: /dev is made anew at each boot
-set -e
-. /etc/default/lab
-i=0
-while [ "$i" -lt "$GPUS" ]; do
-    [ -e "/dev/nvidia$i" ] || mknod -m 666 "/dev/nvidia$i" c 195 "$i"
-    i=$((i + 1))
-done
-"""
-
-_DEVICES_UNIT = """[Unit]
-Description=Device nodes of the simulated GPUs
+_DEVICES_UNIT = f"""[Unit]
+Description=What the driver of the simulated GPUs would make
 Before=slurmd.service
 
 [Service]
 Type=oneshot
 RemainAfterExit=yes
-ExecStart=/usr/local/sbin/lab-devices
+ExecStart={gpus.DEVICES}
+# the simulated library comes before the real one that a package may bring
+ExecStart=/sbin/ldconfig
 
 [Install]
 WantedBy=multi-user.target
@@ -106,14 +96,14 @@ def shared_files(limits: Sequence[Limit], hybrid: bool) -> dict[str, File]:
     """What every node has from the lab; the preload only where the machine's cgroups are hybrid."""
     preload = f"Environment=LD_PRELOAD={SHIM}\n" if hybrid else ""
     return {
-        SETTINGS: File("GPUS=0\n"),
         "etc/dpkg/dpkg.cfg.d/lab": File("force-unsafe-io\n"),
+        "etc/ld.so.conf.d/00-lab.conf": File(f"{Path(gpus.LIBRARY).parent}\n"),
         "etc/provision/limits.json": File(limits_json(limits)),
         "etc/sudoers.d/ops": File("ops ALL=(ALL:ALL) NOPASSWD: ALL\n", 0o440),
         "etc/systemd/system/chrony.service.d/zz-lab.conf": File(_CHRONY),
         "etc/systemd/system/lab-devices.service": File(_DEVICES_UNIT),
         "etc/systemd/system/slurmd.service.d/zz-lab.conf": File(_SLURMD + preload),
-        "usr/local/sbin/lab-devices": File(_DEVICES, 0o755),
+        gpus.DEVICES.lstrip("/"): File((_HERE / "nvml/devices.py").read_text(), 0o755),
         KERNEL_MESSAGES.lstrip("/"): File(""),
     }
 
@@ -127,12 +117,25 @@ def shared_links(limits: Sequence[Limit]) -> dict[str, str]:
     }
 
 
+def shared_sources(hybrid: bool) -> dict[str, str]:
+    """The libraries of the shared layer: path on the node -> source beside this file."""
+    return {gpus.LIBRARY: "nvml/nvml.c", **({SHIM: "cgshim.c"} if hybrid else {})}
+
+
+def compile_library(source: Path, target: Path) -> None:
+    """Build a shared library with the machine's compiler. Raises LabError with what it said."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    options = ("-shared", "-fPIC", "-O2", "-Wall", "-Wextra", f"-Wl,-soname,{target.name}")
+    execute(["gcc", *options, "-o", target, source, "-ldl"])
+
+
 def shared_layer(cache: Path, hybrid: bool) -> str:
     """Make the layer of shared files in the cache where it is missing: the name of its folder."""
     limits = load_limits(host.capabilities())
     files, links = shared_files(limits, hybrid), shared_links(limits)
-    shim = (_HERE / "cgshim.c").read_text() if hybrid else ""
-    decides = [sorted((path, repr(file)) for path, file in files.items()), sorted(links.items()), shim]
+    sources = shared_sources(hybrid)
+    built = [(path, (_HERE / source).read_text()) for path, source in sources.items()]
+    decides = [sorted((path, repr(file)) for path, file in files.items()), sorted(links.items()), built]
     name = f"lab-{hashlib.sha256(json.dumps(decides).encode()).hexdigest()[:12]}"
     target = cache / "layers" / name
     if target.is_dir():
@@ -145,11 +148,8 @@ def shared_layer(cache: Path, hybrid: bool) -> str:
         for path, link in links.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).symlink_to(link)
-        if hybrid:
-            (root / SHIM.lstrip("/")).parent.mkdir(parents=True)
-            execute(
-                ["gcc", "-shared", "-fPIC", "-O2", "-o", root / SHIM.lstrip("/"), _HERE / "cgshim.c", "-ldl"]
-            )
+        for path, source in sources.items():
+            compile_library(_HERE / source, root / path.lstrip("/"))
         try:
             root.rename(target)
         except OSError:  # made by another lab meanwhile
@@ -170,9 +170,11 @@ def apt_sources(mirror: Mirror, suite: str, components: Sequence[str]) -> str:
     )
 
 
-def settings(node: Node) -> File:
-    """What the lab's own units on the node read."""
-    return File(f"GPUS={node.gpus}\n")
+def gpu_files(node: Node) -> dict[str, File]:
+    """What the node's simulated GPUs answer; a node without any has no driver either."""
+    if not node.gpus:
+        return {}
+    return {gpus.STATE.lstrip("/"): File(gpus.state(node.name, node.model, node.gpus, os.cpu_count() or 1))}
 
 
 def node_files(
@@ -184,7 +186,7 @@ def node_files(
         "var/.updated": File(""),
         "etc/apt/apt.conf.d/00lab": File(f'Acquire::http::Proxy "http://{NETWORK}.1:{PROXY_PORT}/";\n'),
         "etc/apt/sources.list.d/debian.sources": File(sources),
-        SETTINGS: settings(node),
+        **gpu_files(node),
         "etc/hostname": File(f"{node.name}\n"),
         "etc/hosts": File(
             f"127.0.0.1 localhost\n127.0.1.1 {node.name}\n::1 localhost ip6-localhost ip6-loopback\n"

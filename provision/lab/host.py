@@ -50,23 +50,21 @@ class AptSource:
     components: tuple[str, ...]
 
 
-def missing_packages(
-    hybrid: bool, which: Callable[[str], str | None] = shutil.which, keyring: Path = KEYRING
-) -> list[str]:
-    """The packages to install before a lab can be made here; a compiler only where cgroups are hybrid."""
+def missing_packages(which: Callable[[str], str | None] = shutil.which, keyring: Path = KEYRING) -> list[str]:
+    """The packages to install before a lab can be made here."""
     missing = {package for program, package in PROGRAMS.items() if which(program) is None}
-    if hybrid and which("gcc") is None:
+    if which("gcc") is None:
         missing |= {"gcc", "libc6-dev"}
     if not keyring.exists():
         missing.add("debian-archive-keyring")
     return sorted(missing)
 
 
-def require(hybrid: bool) -> None:
+def require() -> None:
     """Raise InputError unless this machine can make a lab."""
     if os.geteuid() != 0:
         raise InputError("a lab needs root on this machine (containers, network namespaces): run it as root")
-    missing = missing_packages(hybrid)
+    missing = missing_packages()
     if missing:
         raise InputError(f"missing here: {' '.join(missing)}; run: apt-get install -y {' '.join(missing)}")
 

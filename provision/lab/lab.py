@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from provision.lab import cgroup, faults, files, host, layers, network, snapshot, state
+from provision.lab import gpus as simulated
 from provision.lab import node as disk
 from provision.lab.command import InputError, LabError, execute
 from provision.lab.host import Mirror
@@ -58,23 +59,24 @@ class Lab:
         self,
         workers: int | None = None,
         gpus: int | None = None,
+        model: str | None = None,
         mirror: str | None = None,
         layer_names: Sequence[str] | None = None,
         fresh: bool = False,
     ) -> None:
         """Make the lab, or complete and mend the one that is there; returns when all nodes answer ssh.
 
-        What is not given stays as it is (at first: 2 workers, 2 GPUs each, the machine's mirror, all layers);
+        What is not given stays as it is (at first: 2 workers, 2 simulated H100 each, the machine's mirror, all layers);
         with `fresh` all nodes are made anew.
         """
-        host.require(self.paths.hybrid)
+        host.require()
         old = state.load(self.paths)
         if fresh:
             self.down()
         elif old and layer_names is not None and set(layer_names) != set(old.layers):
             raise InputError(f"--layers: the lab has {','.join(old.layers)}; --fresh makes it anew")
         with state.locked(self.paths.state):
-            spec = self._spec(old, workers, gpus, mirror, layer_names)
+            spec = self._spec(old, workers, gpus, model, mirror, layer_names)
             self._keys()
             self._remove_surplus(spec.nodes)
             before = {node.name: node for node in old.nodes} if old else {}
@@ -105,6 +107,7 @@ class Lab:
         old: Spec | None,
         workers: int | None,
         gpus: int | None,
+        model: str | None,
         mirror: str | None,
         layer_names: Sequence[str] | None,
     ) -> Spec:
@@ -120,9 +123,13 @@ class Lab:
         before = {node.name: node for node in old.nodes} if old else {}
         if workers is None:
             workers = sum(node.role == "worker" for node in before.values()) if before else 2
+        worker = next((node for node in before.values() if node.role == "worker"), None)
         if gpus is None:
-            gpus = next((node.gpus for node in before.values() if node.role == "worker"), 2)
-        nodes = self._with_layers(state.plan_nodes(workers, gpus), before, recipe, source)
+            gpus = worker.gpus if worker else 2
+        if model is None:
+            model = worker.model if worker else state.DEFAULT_MODEL
+        simulated.require(model)
+        nodes = self._with_layers(state.plan_nodes(workers, gpus, model), before, recipe, source)
         return Spec(recipe.suite, source.url, source.security, tuple(layer_names), nodes)
 
     def _with_layers(
@@ -173,7 +180,7 @@ class Lab:
             self.progress.say(node.name, "its layers are gone from the cache: made anew")
             self._remove_node(node.name)
         if folder.exists():
-            if old is not None and old.gpus != node.gpus:
+            if old is not None and (old.gpus, old.model) != (node.gpus, node.model):
                 self.power_off(node.name)
                 disk.set_gpus(self.paths, node, self._lowers(node))
             return

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from provision.lab import files, network
+from provision.lab import files, gpus, network
 from provision.lab.command import execute
 from provision.lab.state import Node, Paths
 
@@ -57,9 +57,10 @@ def make(paths: Paths, node: Node, lowers: Sequence[Path], sources: str, unique:
 
 
 def set_gpus(paths: Paths, node: Node, lowers: Sequence[Path]) -> None:
-    """Give a node that is off its number of GPUs."""
-    own = {files.SETTINGS: files.settings(node)}
-    files.place(paths.node(node.name) / "upper", lowers, own)
+    """Give a node that is off its GPUs, whole ones."""
+    upper = paths.node(node.name) / "upper"
+    (upper / gpus.STATE.lstrip("/")).unlink(missing_ok=True)
+    files.place(upper, lowers, files.gpu_files(node))
 
 
 def boot_record(paths: Paths, node: Node, lowers: Sequence[Path]) -> dict[str, Any]:

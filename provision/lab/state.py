@@ -19,6 +19,7 @@ NETWORK = "10.77.0"
 NETWORK6 = "fd77:"
 HEAD_NUMBER = 10
 MAX_WORKERS = 200
+DEFAULT_MODEL = "h100-sxm"
 PROXY_PORT = 3128
 
 
@@ -30,6 +31,7 @@ class Node:
     role: str  # head or worker
     number: int
     gpus: int
+    model: str = DEFAULT_MODEL  # of its GPUs
     layers: tuple[str, ...] = ()  # folders below the layer cache, lowest first
 
     @property
@@ -52,14 +54,17 @@ class Spec:
     nodes: tuple[Node, ...] = field(default_factory=tuple)
 
 
-def plan_nodes(workers: int, gpus: int) -> tuple[Node, ...]:
-    """A head and `workers` workers with `gpus` simulated GPUs each, without layers yet."""
+def plan_nodes(workers: int, gpus: int, model: str = DEFAULT_MODEL) -> tuple[Node, ...]:
+    """A head and `workers` workers with `gpus` simulated GPUs of `model` each, without layers yet."""
     if not 0 <= workers <= MAX_WORKERS:
         raise InputError(f"--workers {workers}: expected 0 to {MAX_WORKERS}")
     if not 0 <= gpus <= 16:
         raise InputError(f"--gpus {gpus}: expected 0 to 16")
     head = Node("lab-head", "head", HEAD_NUMBER, 0)
-    return (head, *(Node(f"lab-gpu-{i}", "worker", HEAD_NUMBER + i, gpus) for i in range(1, workers + 1)))
+    return (
+        head,
+        *(Node(f"lab-gpu-{i}", "worker", HEAD_NUMBER + i, gpus, model) for i in range(1, workers + 1)),
+    )
 
 
 class Paths:

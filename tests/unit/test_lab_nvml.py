@@ -1,0 +1,240 @@
+"""The simulated GPUs, asked through NVIDIA's own Python bindings."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pynvml
+import pytest
+
+from provision.lab import files, gpus
+from provision.lab.command import InputError
+from provision.lab.faults import FAULTS
+from provision.profiles.gpu import gpu_model
+from tests.gpu import nvml_answers
+
+NODE = "lab-gpu-1"
+SOURCE = Path(gpus.__file__).parent / "nvml"
+
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
+Gpus = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The library in this process: the bindings then find it by its name."""
+    path = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
+    files.compile_library(SOURCE / "nvml.c", path)
+    ctypes.CDLL(str(path))
+
+
+@pytest.fixture
+def simulated(library: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpus]:
+    """Makes a node's GPUs: their state file."""
+    path = tmp_path / "state"
+    monkeypatch.setenv("LAB_NVML_STATE", str(path))
+
+    def make(model: str = "h100-sxm", count: int = 2) -> Path:
+        path.write_text(gpus.state(NODE, model, count, cpus=4))
+        return path
+
+    make()
+    pynvml.nvmlInit()
+    yield make
+    pynvml.nvmlShutdown()
+
+
+def add(path: Path, *lines: str) -> None:
+    """As a fault does: another file under the same name."""
+    new = path.with_suffix(".new")
+    new.write_text(path.read_text() + "".join(f"{line}\n" for line in lines))
+    new.rename(path)
+
+
+def fault(path: Path, name: str, gpu: int = 0, link: int = 0) -> None:
+    found = next(each for each in gpus.faults() if each.name == name)
+    add(path, found.text(gpu, link).rstrip())
+
+
+def gpu(index: int = 0) -> object:
+    return pynvml.nvmlDeviceGetHandleByIndex(index)
+
+
+@pytest.mark.parametrize("model", gpus.models())
+def test_every_model_answers_as_its_profile_says(simulated: Gpus, model: str) -> None:
+    simulated(model, 3)
+    profile = gpu_model(model)
+    assert profile is not None
+    assert pynvml.nvmlDeviceGetCount() == 3
+    assert pynvml.nvmlDeviceGetName(gpu()) == profile.products[0]
+    assert pynvml.nvmlDeviceGetPciInfo(gpu(2)).pciDeviceId == profile.pci[0] << 16 | 0x10DE
+    assert pynvml.nvmlDeviceGetMemoryInfo(gpu()).total == profile.memory << 20
+    up = 0
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            up += pynvml.nvmlDeviceGetNvLinkState(gpu(), link)
+        except pynvml.NVMLError:
+            break
+    assert up == profile.nvlinks
+    assert pynvml.nvmlSystemGetDriverVersion() == gpus.DRIVER
+
+
+def test_a_model_that_cannot_be_simulated_is_refused_with_those_that_can() -> None:
+    with pytest.raises(InputError, match=r"--model k80: cannot be simulated; there are h100-sxm, .*"):
+        gpus.require("k80")
+
+
+def test_every_gpu_of_every_node_is_one_of_its_kind(simulated: Gpus) -> None:
+    simulated(count=16)
+    handles = [gpu(index) for index in range(16)]
+    for ask in (pynvml.nvmlDeviceGetUUID, pynvml.nvmlDeviceGetSerial, pynvml.nvmlDeviceGetMinorNumber):
+        assert len({ask(handle) for handle in handles}) == 16
+    uuid = pynvml.nvmlDeviceGetUUID(handles[5])
+    assert pynvml.nvmlDeviceGetIndex(pynvml.nvmlDeviceGetHandleByUUID(uuid)) == 5
+    assert pynvml.nvmlDeviceGetIndex(pynvml.nvmlDeviceGetHandleByPciBusId("0000:10:00.0")) == 5
+    assert uuid == gpus.gpu_uuid(NODE, 5) != gpus.gpu_uuid("lab-gpu-2", 5)
+
+
+def test_a_gpu_that_is_gone_is_counted_no_more_and_a_lost_one_is(simulated: Gpus) -> None:
+    path = simulated()
+    fault(path, "gpu-gone")
+    assert pynvml.nvmlDeviceGetCount() == 1
+    assert pynvml.nvmlDeviceGetMinorNumber(gpu()) == 1
+    path = simulated()
+    fault(path, "gpu-lost", gpu=1)
+    assert pynvml.nvmlDeviceGetCount() == 2
+    assert pynvml.nvmlDeviceGetTemperature(gpu(0), 0) == 36
+    with pytest.raises(pynvml.NVMLError_GpuIsLost):
+        gpu(1)
+
+
+def test_a_handle_from_before_meets_what_happened_since(simulated: Gpus) -> None:
+    path = simulated()
+    handle = gpu()
+    fault(path, "gpu-lost")
+    with pytest.raises(pynvml.NVMLError_GpuIsLost):
+        pynvml.nvmlDeviceGetPowerUsage(handle)
+
+
+@pytest.mark.parametrize(
+    ("name", "ask", "answer"),
+    [
+        ("gpu-ecc", lambda g: pynvml.nvmlDeviceGetTotalEccErrors(g, 1, 0), 1),
+        ("gpu-ecc-off", pynvml.nvmlDeviceGetEccMode, [0, 0]),
+        ("gpu-remap", pynvml.nvmlDeviceGetRemappedRows, (0, 1, 1, 0)),
+        ("gpu-remap-failed", lambda g: pynvml.nvmlDeviceGetRowRemapperHistogram(g).none, 1),
+        ("gpu-nvlink-down", lambda g: [pynvml.nvmlDeviceGetNvLinkState(g, n) for n in (2, 3, 4)], [1, 0, 1]),
+        ("gpu-nvlink-errors", lambda g: pynvml.nvmlDeviceGetNvLinkErrorCounter(g, 3, 2), 100000),
+        ("gpu-fabric", lambda g: nvml_answers.fabric(g).state, 2),
+        ("gpu-hot", lambda g: pynvml.nvmlDeviceGetTemperature(g, 0), 95),
+        ("gpu-hot", pynvml.nvmlDeviceGetMarginTemperature, -3),
+        ("gpu-throttle", pynvml.nvmlDeviceGetCurrentClocksEventReasons, 0x88),
+        ("gpu-pcie", pynvml.nvmlDeviceGetCurrPcieLinkWidth, 8),
+        ("gpu-mig", pynvml.nvmlDeviceGetMigMode, [1, 1]),
+        ("gpu-persistence-off", pynvml.nvmlDeviceGetPersistenceMode, 0),
+        ("gpu-sram", lambda g: nvml_answers.sram(g).bThresholdExceeded, 1),
+        ("gpu-process", lambda g: [p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(g)], [4242]),
+    ],
+)
+def test_a_fault_is_seen_by_who_asks(
+    simulated: Gpus, name: str, ask: Callable[[object], object], answer: object
+) -> None:
+    path = simulated()
+    before = ask(gpu())
+    fault(path, name, link=3)
+    assert ask(gpu()) == answer != before
+    assert ask(gpu(1)) == before
+
+
+def test_what_cannot_be_read_is_an_error_never_a_number(simulated: Gpus) -> None:
+    path = simulated()
+    fault(path, "gpu-unreadable")
+    assert pynvml.nvmlDeviceGetName(gpu()) == "NVIDIA H100 80GB HBM3"
+    for ask in (
+        pynvml.nvmlDeviceGetPowerUsage,
+        pynvml.nvmlDeviceGetRemappedRows,
+        pynvml.nvmlDeviceGetMemoryInfo,
+    ):
+        with pytest.raises(pynvml.NVMLError_Unknown):
+            ask(gpu())
+    (field,) = pynvml.nvmlDeviceGetFieldValues(gpu(), [pynvml.NVML_FI_DEV_MEMORY_TEMP])
+    assert field.nvmlReturn == pynvml.NVML_ERROR_UNKNOWN
+
+
+def test_a_question_that_hangs_does_so_until_its_asker_gives_up(simulated: Gpus) -> None:
+    path = simulated()
+    fault(path, "gpu-hang", gpu=1)
+    asking = threading.Thread(target=lambda: gpu(1), daemon=True)
+    asking.start()
+    asking.join(0.3)
+    assert asking.is_alive()
+    assert pynvml.nvmlDeviceGetTemperature(gpu(0), 0) == 36  # the others still answer
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("gpu-driver", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH),
+        ("gpu-no-driver", pynvml.NVML_ERROR_DRIVER_NOT_LOADED),
+    ],
+)
+def test_without_its_driver_the_library_does_not_start(simulated: Gpus, name: str, error: int) -> None:
+    path = simulated()
+    fault(path, name)
+    with pytest.raises(pynvml.NVMLError) as raised:
+        pynvml.nvmlInit()
+    assert raised.value.value == error
+
+
+def test_slices_are_devices_of_their_own(simulated: Gpus) -> None:
+    path = simulated()
+    fault(path, "gpu-mig")
+    add(path, *(f"gpu0.mig.0.{key}" for key in ("uuid = MIG-1", "gi = 3", "ci = 0", "memory.total = 10240")))
+    slice_ = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu(), 0)
+    assert pynvml.nvmlDeviceIsMigDeviceHandle(slice_).value == 1
+    assert pynvml.nvmlDeviceGetUUID(slice_) == "MIG-1"
+    assert pynvml.nvmlDeviceGetGpuInstanceId(slice_) == 3
+    assert pynvml.nvmlDeviceGetMemoryInfo(slice_).total == 10240
+    parent = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(slice_)
+    assert pynvml.nvmlDeviceGetUUID(parent) == pynvml.nvmlDeviceGetUUID(gpu())
+    with pytest.raises(pynvml.NVMLError_NotFound):
+        pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu(), 1)
+
+
+def test_every_fault_is_one_of_the_labs_with_its_options() -> None:
+    options = {name: FAULTS[name].options for name in FAULTS if name.startswith("gpu-")}
+    assert set(options) == {each.name for each in gpus.faults()}
+    assert options["gpu-lost"] == ["gpu"]
+    assert options["gpu-nvlink-down"] == ["gpu", "link"]
+    assert options["gpu-driver"] == []
+
+
+@pytest.fixture(scope="module")
+def devices() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("devices", SOURCE / "devices.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_node_has_a_pci_function_for_each_gpu_that_is_there(devices: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    path.write_text(gpus.state(NODE, "h100-sxm", 2, cpus=4))
+    lines = devices.read(path)
+    assert list(devices.there(lines)) == ["gpu0", "gpu1"]
+    address, found = devices.pci_function(lines, "gpu1")
+    assert (address, found["vendor"], found["device"]) == ("0000:0c:00.0", "0x10de", "0x2330")
+    assert (found["current_link_speed"], found["current_link_width"]) == ("32.0 GT/s PCIe", "16")
+    fault(path, "gpu-lost", gpu=1)  # the driver's trouble: the function stays
+    assert devices.pci_function(devices.read(path), "gpu1") == (address, found)
+    fault(path, "gpu-gone", gpu=0)
+    assert list(devices.there(devices.read(path))) == ["gpu1"]
+    assert devices.read(tmp_path / "none") == []
