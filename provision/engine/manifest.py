@@ -18,6 +18,7 @@ from provision.engine.headstate import DIRECTORY
 from provision.engine.preflight import MANIFEST, Facts
 from provision.engine.record import Owned, Recorder
 from provision.engine.remote import RemoteError, RootShell
+from provision.engine.units import instances
 
 if TYPE_CHECKING:
     from provision.engine.job import Job
@@ -77,6 +78,12 @@ def remove_stale(job: Job, facts: Facts, recorder: Recorder, ran: Collection[str
         own = gone[component]
         recorder.component, recorder.step = component, f"{component}:removed"
         kept = {name: Owned(list(entry.files), list(entry.units)) for name, entry in recorder.owned.items()}
+        for pattern in map(shlex.quote, instances(own.files)):  # first: they may be about to start the others
+            ops.ensure(
+                f"no {pattern}",
+                test=f'[ -z "$(systemctl list-units --plain --no-legend -- {pattern})" ]',
+                make=f"systemctl stop -- {pattern} && systemctl reset-failed -- {pattern}",
+            )
         for unit in reversed(own.units):
             ops.unit(unit, running=False, enabled=False)
         for path in reversed(own.files):
@@ -86,7 +93,7 @@ def remove_stale(job: Job, facts: Facts, recorder: Recorder, ran: Collection[str
             ops.ensure(
                 f"systemd forgets {', '.join(own.units)}",
                 test=f"! systemctl -q is-failed -- {units}",
-                make=f"systemctl daemon-reload && systemctl reset-failed -- {units}",
+                make=f"systemctl reset-failed -- {units}",
             )
         recorder.owned = kept
 

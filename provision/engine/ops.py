@@ -263,7 +263,9 @@ def _absent(path: str) -> Iterator[StringCommand]:
     quoted = shlex.quote(path)
     if read(f"[ -e {quoted} ] || [ -L {quoted} ]").ok:
         connector().recorder.diff = f"- {path}\n"
-        yield StringCommand(f"rm -f -- {quoted}")
+        # systemd would go on to know the unit, and start it for whoever requires it: a login its home
+        forget = " && systemctl daemon-reload" if path.startswith(f"{units.DIRECTORY}/") else ""
+        yield StringCommand(f"rm -f -- {quoted}{forget}")
 
 
 @operation()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+DIRECTORY = "/etc/systemd/system"
 PROPERTIES = "LoadState,ActiveState,SubState,UnitFileState,NeedDaemonReload,ActiveEnterTimestamp"
 _ENABLED = {
     "enabled",
@@ -28,6 +29,12 @@ class Wanted:
     masked: bool
     reload: bool  # reload instead of restart when a file that it reads has changed
     keep: bool = False  # once it is active it stays so: a mount in use can be neither restarted nor reloaded
+
+
+def instances(files: Iterable[str]) -> list[str]:
+    """The patterns of the units that were made of those `files` that are templates: "a@*.service" of "a@.service"."""
+    names = [path.rpartition("/")[2] for path in files if path.startswith(f"{DIRECTORY}/")]
+    return [name.replace("@.", "@*.") for name in names if "@." in name]
 
 
 def parse_show(output: str) -> dict[str, str]:

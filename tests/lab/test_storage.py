@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import yaml
 
 from provision.lab import Lab
 from tests.lab.checking import HEAD, WORKER, Case, hidden
 from tests.lab.cluster import OTHER, Cluster, brought_up, changed, names, try_case
+from tests.lab.command import provision
 
 FULL = (
     "mount -t tmpfs -o size=1m full /scratch && { head -c 2000000 /dev/zero >/scratch/f 2>/dev/null; true; }"
@@ -86,3 +89,34 @@ def test_every_check_is_tried() -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_fail_and_unknown_are_told_apart(cluster: Cluster, case: Case) -> None:
     try_case(cluster, case)
+
+
+def test_switched_off_and_on_again_no_unit_has_failed(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A login requires the mount of its home: what systemd went on to know of it would be started, and fail."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    site = tmp_path / "lab.yml"
+    off = {
+        "cluster": "lab",
+        "access": {"user": "ops", "ssh_config": str(lab.paths.ssh_config), "host_keys": "strict"},
+        "groups": {"head": {"hosts": HEAD, "addresses": "10.77.0.10", "roles": ["head"]}},
+        "networks": {"management": "10.77.0.0/24"},
+    }
+    on = {**off, "storage": {"provider": "glusterfs", "data": "/data/gluster"}}
+
+    def apply(document: dict[str, object]) -> dict[str, int]:
+        site.write_text(yaml.safe_dump(document, sort_keys=False))
+        found = provision("apply", str(site))
+        assert found.rc == 0, found
+        return found.changed
+
+    apply(on)
+    lab.inside(HEAD, "systemctl start --no-block provision-mount-again@nowhere")  # tries until it is stopped
+    assert apply(off)[HEAD] > 0
+    assert lab.inside(HEAD, "findmnt -n -t fuse.glusterfs || [ $? = 1 ]") == ""
+    lab.run(HEAD, "true", user="ops")
+    assert lab.inside(HEAD, "systemctl list-units --plain --no-legend '*mount-again*' home.mount") == ""
+    assert apply(on)[HEAD] > 0
+    assert lab.inside(HEAD, "systemctl --failed --plain --no-legend") == ""
+    assert apply(on)[HEAD] == 0

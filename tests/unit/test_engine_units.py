@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from provision.engine.units import Wanted, actions, entered, parse_show
+from provision.engine.units import Wanted, actions, entered, instances, parse_show
 
 MOUNT = Wanted(True, True, False, False, keep=True)
 RUN = Wanted(running=True, enabled=True, masked=False, reload=False)
@@ -67,3 +67,8 @@ def test_properties_are_read_as_systemctl_prints_them() -> None:
 )
 def test_actions(change: dict[str, str], wanted: Wanted, more: dict[str, float], expected: list[str]) -> None:
     assert actions({**RUNNING, **change}, wanted, **more) == expected  # type: ignore[arg-type]
+
+
+def test_units_made_of_a_template_are_found_by_its_file() -> None:
+    files = ["/etc/systemd/system/again@.service", "/etc/systemd/system/home.mount", "/etc/wireguard/wg@.conf"]
+    assert instances(files) == ["again@*.service"]
