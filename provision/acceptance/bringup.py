@@ -11,7 +11,7 @@ from typing import Any
 from provision.acceptance import decide
 from provision.burnin.run import Options, run_burnin
 from provision.components.slurm import acceptance as slurm
-from provision.engine import headstate
+from provision.engine import headstate, runs
 from provision.engine.controller import converge
 from provision.engine.journal import journaled, now
 from provision.engine.remote import RemoteError, RootShell, connect
@@ -53,6 +53,7 @@ def bring_up(
 
         document = _bring_up(site, nodes, minutes, burnin_all, sudo_password, told)
         document.details["run"] = entry.run
+        runs.keep(site, entry, document, sudo_password=sudo_password)
         entry.verdict = document.verdict
     return document
 

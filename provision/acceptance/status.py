@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from provision.components.slurm import acceptance as slurm
-from provision.engine import headstate
+from provision.engine import headstate, runs
 from provision.engine.journal import Journal
 from provision.engine.remote import RemoteError, connect
 from provision.report.model import Document, Finding, NodeResult, Verdict, worst
 from provision.report.store import state_directory
 from provision.site.models import Node, Site
 
+RUNS = 5  # that are told
+
 
 def status(site: Site, nodes: Sequence[Node], *, sudo_password: str | None = None) -> Document:
     """The document of `provision status`. A head that cannot be read makes every node UNKNOWN."""
-    runs = Journal(state_directory(site)).runs(5)
+    own = Journal(state_directory(site)).runs(RUNS)
+    told: list[runs.Run] = []
     findings: list[Finding] = []
     try:
         shell = connect(site, site.head, sudo_password=sudo_password)
         try:
             known = headstate.read_acceptance(shell)
             scheduler = slurm.states(shell.run) if site.enabled("slurm") else {}
+            told, damaged = runs.latest(shell, RUNS)
         finally:
             shell.close()
     except (RemoteError, headstate.HeadError, slurm.SlurmError) as error:
@@ -29,6 +34,16 @@ def status(site: Site, nodes: Sequence[Node], *, sudo_password: str | None = Non
         results = {node.name: NodeResult(verdict=Verdict.UNKNOWN, reason=str(error)) for node in nodes}
     else:
         results = {node.name: _result(node.name, known) for node in nodes}
+        if damaged:
+            findings.append(
+                Finding(
+                    verdict=Verdict.WARN,
+                    check="runs-on-head",
+                    subject=site.head.name,
+                    read=f"{damaged} of the latest {damaged + len(told)} lines cannot be read",
+                    source=runs.path(),
+                )
+            )
         for node in nodes:
             if node.name in scheduler:
                 findings.append(_scheduler_finding(node.name, scheduler[node.name], results[node.name]))
@@ -38,8 +53,16 @@ def status(site: Site, nodes: Sequence[Node], *, sudo_password: str | None = Non
         verdict=worst([*(r.verdict for r in results.values()), *(f.verdict for f in findings)]),
         nodes=results,
         findings=findings,
-        details={"runs": runs},
+        details={"runs": merged(own, told)},
     )
+
+
+def merged(own: Sequence[dict[str, Any]], told: Sequence[runs.Run]) -> list[dict[str, Any]]:
+    """The latest runs, newest first: those of all controllers, as the head has them, and what only this one knows
+    (a plan, a verify, what is under way)."""
+    by_run = {run["run"]: run for run in own}
+    by_run |= {run.run: run.model_dump(mode="json") for run in told}
+    return sorted(by_run.values(), key=lambda run: (run["started"], run["run"]), reverse=True)[:RUNS]
 
 
 def _scheduler_finding(name: str, node: slurm.NodeState, result: NodeResult) -> Finding:

@@ -17,7 +17,7 @@ from provision.burnin.result import BurninResult, ResultError
 from provision.burnin.settings import BurninSettings
 from provision.components.slurm import acceptance
 from provision.components.slurm.exports import AWAITING, ours
-from provision.engine import headstate
+from provision.engine import headstate, runs
 from provision.engine.journal import journaled
 from provision.engine.remote import RemoteError, connect
 from provision.engine.stop import on_stop
@@ -109,6 +109,7 @@ def burn_in(
                 details={"interrupted": stop.is_set()},
             )
         document.details["run"] = entry.run
+        runs.keep(site, entry, document, sudo_password=sudo_password)
         entry.verdict = document.verdict
     return document
 

@@ -23,6 +23,8 @@ from provision.cli.common import (
     refusing,
 )
 from provision.engine.progress import progress
+from provision.report.model import Verdict
+from provision.site.hostlist import fold
 
 
 def up(
@@ -60,7 +62,8 @@ def up(
 def status(site: SiteArgument, limit: LimitOption = None, as_json: JsonOption = False) -> None:
     """How far every node has come (new, configured, verified, burned-in, admitted, quarantined) and why; last runs.
 
-    Reads the head only: acceptance is kept there. Exit status 1 when a node is quarantined or cannot be told.
+    Reads the head only: acceptance, and what the runs of all admins came to, are kept there. Exit status 1 when a
+    node is quarantined or cannot be told.
 
     Example: provision status inventories/lab.yml
     """
@@ -76,9 +79,12 @@ def status(site: SiteArgument, limit: LimitOption = None, as_json: JsonOption = 
 
 
 def _print_runs(runs: list[dict[str, Any]], console: Console) -> None:
-    """The latest runs from this machine, newest first."""
+    """The latest runs, newest first, with the nodes on which they did not end well."""
     for run in runs:
         ended = run["verdict"] or "under way, or ended without a word"
+        bad = [name for name, node in run.get("nodes", {}).items() if not Verdict(node["verdict"]).good]
+        where = f" on {fold(bad)}" if bad else ""
         console.print(
-            Text(f"{run['started']}  {run['verb']:7} {ended}  by {run['holder']}", "dim"), soft_wrap=True
+            Text(f"{run['started']}  {run['verb']:7} {ended}{where}  by {run['holder']}", "dim"),
+            soft_wrap=True,
         )

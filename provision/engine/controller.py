@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from provision.engine import runs
 from provision.engine.job import Job, events, hand_over
 from provision.engine.journal import Entry, Journal, holder, journaled
 from provision.engine.plan import make_plan
@@ -135,22 +136,25 @@ def converge(
                 done = [name for name, result in outcome.results.items() if result.verdict.good]
                 entry.journal.mark_applied(done, site.digest, entry.run)
         verdicts = [result.verdict for result in outcome.results.values()]
-        entry.verdict = worst([*verdicts, *(finding.verdict for finding in outcome.findings)])
-    return Document(
-        verb=verb,
-        site=site.cluster,
-        verdict=entry.verdict,
-        seconds=round(time.monotonic() - started, 2),
-        nodes={name: outcome.results[name] for name in job.all_nodes},
-        findings=outcome.findings,
-        details={
-            "run": entry.run,
-            "interrupted": outcome.interrupted,
-            "counts": outcome.counts,
-            "facts_only": [] if site.head in nodes else [site.head.name],
-            "operations": [{key: op[key] for key in op if key != "event"} for op in outcome.operations],
-        },
-    )
+        document = Document(
+            verb=verb,
+            site=site.cluster,
+            verdict=worst([*verdicts, *(finding.verdict for finding in outcome.findings)]),
+            nodes={name: outcome.results[name] for name in job.all_nodes},
+            findings=outcome.findings,
+            details={
+                "run": entry.run,
+                "interrupted": outcome.interrupted,
+                "counts": outcome.counts,
+                "facts_only": [] if site.head in nodes else [site.head.name],
+                "operations": [{key: op[key] for key in op if key != "event"} for op in outcome.operations],
+            },
+        )
+        if not forecast:
+            runs.keep(site, entry, document, sudo_password=sudo_password)
+        entry.verdict = document.verdict
+    document.seconds = round(time.monotonic() - started, 2)
+    return document
 
 
 def stale_nodes(site: Site, nodes: Collection[Node]) -> list[str]:

@@ -145,6 +145,8 @@ class Entry:
 
     run: str
     journal: Journal
+    holder: str
+    started: str  # ISO 8601, UTC
     verdict: Verdict = Verdict.UNKNOWN  # what is written at the end
 
     def add(self, events: Iterable[tuple[float, Mapping[str, Any]]]) -> None:
@@ -155,8 +157,8 @@ class Entry:
 @contextmanager
 def journaled(site: Site, verb: str) -> Iterator[Entry]:
     """An entry for one run of `verb`, ended whatever happens within the block. Raises JournalError."""
-    entry = Entry(new_run(), Journal(state_directory(site)))
-    entry.journal.begin(entry.run, verb, holder(), site.digest, now())
+    entry = Entry(new_run(), Journal(state_directory(site)), holder(), now())
+    entry.journal.begin(entry.run, verb, entry.holder, site.digest, entry.started)
     try:
         yield entry
     finally:

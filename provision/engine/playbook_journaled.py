@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from provision.engine import runs
 from provision.engine.journal import journaled
 from provision.engine.playbook import run_playbook
 from provision.report.model import Document
@@ -52,5 +53,7 @@ def run_journaled(
             )
         finally:
             entry.add(events)
+        if not check:
+            runs.keep(site, entry, document, sudo_password=sudo_password)
         entry.verdict = document.verdict
     return document

@@ -184,6 +184,20 @@ def test_status_tells_of_every_node(site: str, twice: Twice) -> None:
     assert {name: node["state"] for name, node in told.nodes.items()} == dict.fromkeys(NODES, "admitted")
 
 
+def test_another_admin_is_told_of_the_runs_of_this_one(
+    site: str, twice: Twice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert twice.second.document
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    told = provision("status", site)
+    assert told.document
+    runs = {run["run"]: run for run in told.document["details"]["runs"]}
+    last = runs[twice.second.document["details"]["run"]]
+    assert (last["verb"], last["verdict"]) == ("up", "pass")
+    assert {name: node["state"] for name, node in last["nodes"].items()} == dict.fromkeys(NODES, "admitted")
+    assert on(HEAD, "stat -c '%U %a' /var/lib/provision/runs.jsonl") == "root 600\n"
+
+
 # ---- by hand
 
 

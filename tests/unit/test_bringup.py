@@ -39,6 +39,7 @@ def test_a_bring_up_that_ends_badly_is_not_journaled_as_what_its_apply_came_to(
 
     monkeypatch.setattr(bringup, "converge", converge)
     monkeypatch.setattr(bringup, "connect", connect)
+    monkeypatch.setattr(bringup.runs, "keep", lambda *_, **__: None)
     shown: list[dict[str, Any]] = []
     document = bringup.bring_up(
         site,

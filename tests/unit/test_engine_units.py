@@ -70,5 +70,9 @@ def test_actions(change: dict[str, str], wanted: Wanted, more: dict[str, float],
 
 
 def test_units_made_of_a_template_are_found_by_its_file() -> None:
-    files = ["/etc/systemd/system/again@.service", "/etc/systemd/system/home.mount", "/etc/wireguard/wg@.conf"]
+    files = [
+        "/etc/systemd/system/again@.service",
+        "/etc/systemd/system/home.mount",
+        "/etc/wireguard/wg@.conf",
+    ]
     assert instances(files) == ["again@*.service"]
