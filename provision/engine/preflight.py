@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from provision.engine import limits
 from provision.engine.remote import RootShell
+from provision.hardware import machine
 from provision.profiles import Distribution, UnsupportedDistribution, of_os_release
 from provision.site.models import Hardware
 
@@ -50,7 +51,7 @@ def take_lock(shell: RootShell, holder: str, run: str) -> None:
 
 def look(shell: RootShell) -> Facts:
     """Read the facts. Raises PreflightError or RemoteError."""
-    release, limited, machine, manifest = shell.run_many(
+    release, limited, hardware, manifest = shell.run_many(
         [
             "cat /etc/os-release",
             limits.command(),
@@ -61,7 +62,7 @@ def look(shell: RootShell) -> Facts:
     for output, what in (
         (release, "/etc/os-release"),
         (limited, limits.PATH),
-        (machine, "lscpu, /proc/meminfo"),
+        (hardware, "lscpu, /proc/meminfo"),
         (manifest, MANIFEST),
     ):
         if not output.ok:
@@ -71,22 +72,16 @@ def look(shell: RootShell) -> Facts:
         known = limits.parse(limited.stdout)
     except (UnsupportedDistribution, limits.LimitsError) as error:
         raise PreflightError(f"{shell.name}: {error}") from error
-    return Facts(profile, known, parse_hardware(machine.stdout), parse_manifest(manifest.stdout))
+    return Facts(profile, known, parse_hardware(hardware.stdout), parse_manifest(manifest.stdout))
 
 
 def parse_hardware(text: str) -> Hardware:
     """From `lscpu` and the MemTotal line. Raises PreflightError when a number is missing."""
-    values = {
-        key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())
-    }
     try:
-        sockets, cores, threads = (
-            int(values[key]) for key in ("Socket(s)", "Core(s) per socket", "Thread(s) per core")
-        )
-        memory = int(values["MemTotal"].split()[0]) // 1024
-    except (KeyError, ValueError, IndexError) as error:
-        raise PreflightError(f"lscpu and /proc/meminfo do not tell the hardware: {error}") from error
-    return Hardware(sockets=max(sockets, 1), cores=cores, threads=threads, memory=memory)
+        found = machine.parse_cpus(text)
+    except ValueError as error:
+        raise PreflightError(str(error)) from error
+    return Hardware(sockets=found.sockets, cores=found.cores, threads=found.threads, memory=found.memory)
 
 
 def parse_manifest(text: str) -> dict[str, dict[str, list[str]]]:
