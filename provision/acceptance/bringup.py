@@ -11,12 +11,12 @@ from typing import Any
 from provision.acceptance import decide
 from provision.burnin.run import Options, run_burnin
 from provision.components.slurm import acceptance as slurm
-from provision.engine import headstate, runs
+from provision.engine import headstate, preflight, runs
 from provision.engine.controller import converge
-from provision.engine.journal import journaled, now
+from provision.engine.journal import holder, journaled, now
 from provision.engine.remote import RemoteError, RootShell, connect
 from provision.engine.stop import on_stop
-from provision.report.model import Document, NodeResult, Verdict, worst
+from provision.report.model import Document, Finding, NodeResult, Verdict, worst
 from provision.site.hostlist import fold
 from provision.site.lock import load_lock
 from provision.site.models import Node, Site
@@ -51,7 +51,7 @@ def bring_up(
                 entry.add([(time.time(), event)])
             show(event)
 
-        document = _bring_up(site, nodes, minutes, burnin_all, sudo_password, told)
+        document = _bring_up(site, nodes, entry.run, minutes, burnin_all, sudo_password, told)
         document.details["run"] = entry.run
         runs.keep(site, entry, document, sudo_password=sudo_password)
         entry.verdict = document.verdict
@@ -59,7 +59,13 @@ def bring_up(
 
 
 def _bring_up(
-    site: Site, nodes: Sequence[Node], minutes: float, burnin_all: bool, sudo_password: str | None, show: Show
+    site: Site,
+    nodes: Sequence[Node],
+    run: str,
+    minutes: float,
+    burnin_all: bool,
+    sudo_password: str | None,
+    show: Show,
 ) -> Document:
     started = time.monotonic()
     names = [node.name for node in nodes]
@@ -68,22 +74,25 @@ def _bring_up(
         site, nodes, verb="apply", forecast=False, sudo_password=sudo_password, show=show, reboot=True
     )
     parts = [applied]
+    known: dict[str, headstate.Acceptance] = {}
     if applied.details.get("interrupted"):
-        return _together(site, names, parts, {}, started)
+        return _together(site, names, parts, known, started)
     try:
         shell = connect(site, site.head, sudo_password=sudo_password)
         try:
+            # The lease again: who reads the acceptance of all nodes and writes it back must be alone with it.
+            preflight.take_lock(shell, holder(), run)
             states = _Ladder(site, shell, show)
+            known = states.known
             _climb(site, nodes, states, parts, minutes, burnin_all, sudo_password, show)
-            return _together(site, names, parts, states.known, started)
         finally:
             shell.close()
     except KeyboardInterrupt:
         applied.details["interrupted"] = True
-    except (RemoteError, headstate.HeadError, slurm.SlurmError) as error:
+    except (RemoteError, preflight.PreflightError, headstate.HeadError, slurm.SlurmError) as error:
         finding = headstate.silent(site, error)
         parts.append(Document(verb="up", site=site.cluster, verdict=Verdict.UNKNOWN, findings=[finding]))
-    return _together(site, names, parts, {}, started)
+    return _together(site, names, parts, known, started)
 
 
 def _climb(
@@ -104,7 +113,7 @@ def _climb(
         return
     show(_note(f"verify: {len(converged)} nodes"))
     just_changed = any(result.changed for result in applied.nodes.values())
-    verified = _verify(site, converged, sudo_password, SETTLE if just_changed else 0.0)
+    verified = _verify(site, converged, sudo_password, SETTLE if just_changed else 0.0, show)
     parts.append(verified)
     workers = {node.name for node in site.with_role("worker")}
     states.move(
@@ -126,7 +135,9 @@ def _climb(
             stop=stop,
         )
     parts.append(burned)
-    states.move(decide.after_burnin(burned.nodes))
+    refused = states.move(decide.after_burnin(burned.nodes))
+    if refused:
+        parts.append(_not_admitted(site, refused))
 
 
 class _Ladder:
@@ -144,11 +155,14 @@ class _Ladder:
     def states(self, nodes: Collection[str]) -> dict[str, headstate.State]:
         return {node: self.state(node) for node in nodes}
 
-    def move(self, transitions: Mapping[str, decide.Transition]) -> None:
-        """Tell the scheduler, then write down: a node is never called admitted before it is."""
-        if not transitions:
-            return
+    def move(self, transitions: Mapping[str, decide.Transition]) -> dict[str, str]:
+        """Tell the scheduler, then write down: a node is never called admitted before it is.
+
+        Returns node -> why it was not opened, for those that were to be admitted.
+        """
         refused: dict[str, str] = {}
+        if not transitions:
+            return refused
         if self._site.enabled("slurm"):
             admitted = [move.node for move in transitions.values() if move.admit]
             if admitted:
@@ -163,20 +177,41 @@ class _Ladder:
             told = f"{move.node}: {move.state}" + (f": {move.reason}" if move.reason else "")
             self._show(_note(told))
         headstate.write_acceptance(self.shell, self.known)
+        return refused
 
 
-def _verify(site: Site, nodes: Sequence[Node], sudo_password: str | None, settle: float) -> Document:
+def _not_admitted(site: Site, refused: Mapping[str, str]) -> Document:
+    """What it means that the scheduler does not open nodes which have passed everything."""
+    return Document(
+        verb="admit",
+        site=site.cluster,
+        verdict=Verdict.UNKNOWN,
+        nodes={name: NodeResult(verdict=Verdict.UNKNOWN, reason=why) for name, why in refused.items()},
+        findings=[
+            Finding(verdict=Verdict.UNKNOWN, check="node-admitted", subject=name, why=why)
+            for name, why in refused.items()
+        ],
+    )
+
+
+def _verify(
+    site: Site, nodes: Sequence[Node], sudo_password: str | None, settle: float, show: Show
+) -> Document:
     """Verify `nodes`; those that are not good are looked at again for `settle` seconds, as their services start."""
     started = time.monotonic()
     lock = load_lock(site)
+    waiting: set[str] = set()
     findings = verify(site, lock, nodes, sudo_password=sudo_password)
     while True:
         document = verify_document(site, nodes, findings, time.monotonic() - started)
         again = [node for node in nodes if not document.nodes[node.name].verdict.good]
         if not again or time.monotonic() - started > settle:
             return document
-        time.sleep(PAUSE)
         names = {node.name for node in again}
+        if names != waiting:
+            waiting = names
+            show(_note(f"verify: {fold(names)}: not content yet, looked at again for {settle:.0f} s"))
+        time.sleep(PAUSE)
         findings = [finding for finding in findings if finding.subject not in names]
         findings += verify(site, lock, again, sudo_password=sudo_password)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from provision.components.slurm import acceptance as slurm
@@ -14,39 +14,35 @@ from provision.report.store import state_directory
 from provision.site.models import Node, Site
 
 RUNS = 5  # that are told
+SOURCE = "scontrol show nodes"
 
 
 def status(site: Site, nodes: Sequence[Node], *, sudo_password: str | None = None) -> Document:
     """The document of `provision status`. A head that cannot be read makes every node UNKNOWN."""
     own = Journal(state_directory(site)).runs(RUNS)
     told: list[runs.Run] = []
-    findings: list[Finding] = []
     try:
         shell = connect(site, site.head, sudo_password=sudo_password)
         try:
             known = headstate.read_acceptance(shell)
-            scheduler = slurm.states(shell.run) if site.enabled("slurm") else {}
             told, damaged = runs.latest(shell, RUNS)
+            results = {node.name: _result(node.name, known) for node in nodes}
+            findings = _scheduler_findings(site, nodes, results, shell.run) if site.enabled("slurm") else []
+            if damaged:
+                findings.append(
+                    Finding(
+                        verdict=Verdict.WARN,
+                        check="runs-on-head",
+                        subject=site.head.name,
+                        read=f"{damaged} of the latest {damaged + len(told)} lines cannot be read",
+                        source=runs.path(),
+                    )
+                )
         finally:
             shell.close()
-    except (RemoteError, headstate.HeadError, slurm.SlurmError) as error:
-        findings.append(headstate.silent(site, error))
+    except (RemoteError, headstate.HeadError) as error:
+        findings = [headstate.silent(site, error)]
         results = {node.name: NodeResult(verdict=Verdict.UNKNOWN, reason=str(error)) for node in nodes}
-    else:
-        results = {node.name: _result(node.name, known) for node in nodes}
-        if damaged:
-            findings.append(
-                Finding(
-                    verdict=Verdict.WARN,
-                    check="runs-on-head",
-                    subject=site.head.name,
-                    read=f"{damaged} of the latest {damaged + len(told)} lines cannot be read",
-                    source=runs.path(),
-                )
-            )
-        for node in nodes:
-            if node.name in scheduler:
-                findings.append(_scheduler_finding(node.name, scheduler[node.name], results[node.name]))
     return Document(
         verb="status",
         site=site.cluster,
@@ -65,16 +61,44 @@ def merged(own: Sequence[dict[str, Any]], told: Sequence[runs.Run]) -> list[dict
     return sorted(by_run.values(), key=lambda run: (run["started"], run["run"]), reverse=True)[:RUNS]
 
 
-def _scheduler_finding(name: str, node: slurm.NodeState, result: NodeResult) -> Finding:
-    """What the scheduler says beside what we say: an admitted node that takes no work is worth a word."""
-    usable = node.usable or result.state != "admitted"
+def _scheduler_findings(
+    site: Site, nodes: Sequence[Node], results: Mapping[str, NodeResult], run: slurm.Run
+) -> list[Finding]:
+    """What the scheduler says of workers, beside what we say; one finding where it cannot be asked."""
+    try:
+        states = slurm.states(run)
+    except slurm.SlurmError as error:
+        return [
+            Finding(
+                verdict=Verdict.UNKNOWN,
+                check="scheduler-state",
+                subject=site.head.name,
+                why=str(error),
+                action=f"look at slurmctld on {site.head.name}: systemctl status slurmctld",
+                source=SOURCE,
+            )
+        ]
+    return [
+        _scheduler_finding(node.name, states.get(node.name), results[node.name])
+        for node in nodes
+        if node.name in states or (node.has("worker") and results[node.name].state == "admitted")
+    ]
+
+
+def _scheduler_finding(name: str, node: slurm.NodeState | None, result: NodeResult) -> Finding:
+    """An admitted node that takes no work is worth a word."""
+    admitted = result.state == "admitted"
+    usable = node is not None and node.usable
+    read = (
+        "not known to Slurm" if node is None else f"{node.word}: {node.reason}" if node.reason else node.word
+    )
     return Finding(
-        verdict=Verdict.PASS if usable else Verdict.WARN,
+        verdict=Verdict.WARN if admitted and not usable else Verdict.PASS,
         check="scheduler-state",
         subject=name,
-        read=node.word + (f": {node.reason}" if node.reason else ""),
-        expected="takes jobs" if result.state == "admitted" else None,
-        source="scontrol show nodes",
+        read=read,
+        expected="takes jobs" if admitted else None,
+        source=SOURCE,
     )
 
 

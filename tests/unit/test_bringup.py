@@ -1,4 +1,4 @@
-"""The journal of a bring-up: its own entry, with every move of a node, and the verdict of the whole."""
+"""A bring-up: its journal, its lease on the head, the verdict of the whole."""
 
 from __future__ import annotations
 
@@ -59,3 +59,45 @@ def test_a_bring_up_that_ends_badly_is_not_journaled_as_what_its_apply_came_to(
     assert document.details["steps"][0]["run"] == runs["apply"]["run"]
     rows = sqlite3.connect(journal.path).execute("SELECT run, content FROM events").fetchall()
     assert [(run, json.loads(content)) for run, content in rows] == [(runs["up"]["run"], shown[0])]
+
+
+class Head:
+    """A head's shell that somebody else holds."""
+
+    name = "h1"
+
+    def hold_lock(self, path: str, note: str) -> str:
+        return "ann@ctl, run r0"
+
+    def close(self) -> None:
+        pass
+
+
+def test_another_run_that_holds_the_head_is_not_written_over(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = {"h1": NodeResult(verdict=Verdict.PASS)}
+    applied = Document(verb="apply", site="tiny", verdict=Verdict.PASS, nodes=nodes)
+    monkeypatch.setattr(bringup, "converge", lambda *_, **__: applied)
+    monkeypatch.setattr(bringup, "connect", lambda *_, **__: Head())
+    monkeypatch.setattr(bringup.runs, "keep", lambda *_, **__: None)
+    document = bringup.bring_up(
+        site,
+        list(site.nodes.values()),
+        minutes=0,
+        burnin_all=False,
+        sudo_password=None,
+        show=lambda event: None,
+    )
+    [finding] = document.findings
+    assert (document.verdict, finding.verdict) == (Verdict.UNKNOWN, Verdict.UNKNOWN)
+    assert "h1 is being provisioned by ann@ctl, run r0" in str(finding.why)
+
+
+def test_a_node_that_passed_and_is_not_opened_is_no_pass() -> None:
+    refused = bringup._not_admitted(
+        Site(SiteFile.model_validate({"cluster": "tiny", "groups": {}}), Path("/tiny.yml"), {}),
+        {"g1": "idle+drain: bad fan"},
+    )
+    assert refused.verdict is Verdict.UNKNOWN
+    assert refused.nodes["g1"].reason == refused.findings[0].why == "idle+drain: bad fan"

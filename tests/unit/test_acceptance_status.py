@@ -1,0 +1,117 @@
+"""`provision status`: acceptance from the head, the scheduler beside it; what cannot be asked is unknown, alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision.acceptance import status as module
+from provision.acceptance.status import status
+from provision.engine.remote import Output, RemoteError
+from provision.report.model import Document, Finding, Verdict
+from provision.site.models import Site, SiteFile
+
+SINCE = "2026-01-01T00:00:00+00:00"
+STATES = {"h1": "admitted", "g1": "admitted", "g2": "quarantined"}
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    document = {
+        "cluster": "tiny",
+        "groups": {
+            "head": {"hosts": "h1", "roles": ["head"]},
+            "gpu": {"hosts": "g[1-3]", "roles": ["worker"]},
+        },
+        "scheduler": {"slurm": {}},
+    }
+    return Site.from_file(SiteFile.model_validate(document), tmp_path / "tiny.yml")
+
+
+class Head:
+    """A head's shell: the acceptance of nodes, and what scontrol answers."""
+
+    name = "h1"
+
+    def __init__(self, acceptance: str, scontrol: Output) -> None:
+        self.acceptance = acceptance
+        self.scontrol = scontrol
+
+    def run(self, command: str, stdin: bytes | None = None, timeout: float = 0) -> Output:
+        if "runs.jsonl" in command:
+            return Output(0, "", "")
+        return self.scontrol if command.startswith("scontrol") else Output(0, self.acceptance, "")
+
+    def close(self) -> None:
+        pass
+
+
+def look(site: Site, monkeypatch: pytest.MonkeyPatch, scontrol: Output, acceptance: str = "") -> Document:
+    kept = acceptance or json.dumps(
+        {name: {"state": state, "since": SINCE} for name, state in STATES.items()}
+    )
+    monkeypatch.setattr(module, "connect", lambda *_, **__: Head(kept, scontrol))
+    return status(site, list(site.nodes.values()))
+
+
+def slurm(**states: list[str]) -> Output:
+    nodes = [{"name": name, "state": state, "version": "24.11.5"} for name, state in states.items()]
+    return Output(0, json.dumps({"nodes": nodes}), "")
+
+
+def of(document: Document, subject: str) -> Finding:
+    [finding] = [finding for finding in document.findings if finding.subject == subject]
+    return finding
+
+
+def test_every_node_has_its_state_and_the_schedulers_word(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = look(site, monkeypatch, slurm(g1=["IDLE"], g2=["IDLE", "DRAIN"], g3=["IDLE", "DRAIN"]))
+    assert {name: (node.state, node.verdict.value) for name, node in document.nodes.items()} == {
+        "h1": ("admitted", "pass"),
+        "g1": ("admitted", "pass"),
+        "g2": ("quarantined", "fail"),
+        "g3": ("new", "warn"),
+    }
+    assert {finding.subject: finding.verdict for finding in document.findings} == dict.fromkeys(
+        ("g1", "g2", "g3"), Verdict.PASS
+    )
+
+
+@pytest.mark.parametrize(
+    ("states", "read"), [({"g1": ["IDLE", "DRAIN"]}, "idle+drain"), ({}, "not known to Slurm")]
+)
+def test_an_admitted_node_that_takes_no_work_is_worth_a_word(
+    site: Site, monkeypatch: pytest.MonkeyPatch, states: Any, read: str
+) -> None:
+    finding = of(look(site, monkeypatch, slurm(**states)), "g1")
+    assert (finding.verdict, finding.read, finding.expected) == (Verdict.WARN, read, "takes jobs")
+
+
+def test_a_scheduler_that_cannot_be_asked_leaves_the_acceptance_as_it_is(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = look(site, monkeypatch, Output(1, "", "Unable to contact slurm controller\n"))
+    assert document.nodes["g1"].state == "admitted"
+    assert of(document, "h1").verdict is Verdict.UNKNOWN
+    assert "Unable to contact slurm controller" in str(of(document, "h1").why)
+
+
+def test_a_head_that_cannot_be_read_makes_every_node_unknown(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged = look(site, monkeypatch, slurm(), acceptance="{")
+    assert {node.verdict for node in damaged.nodes.values()} == {Verdict.UNKNOWN}
+
+    def refuse(*_: Any, **__: Any) -> Head:
+        raise RemoteError("h1: no route to host", "is the node up, and its sshd running?")
+
+    monkeypatch.setattr(module, "connect", refuse)
+    silent = status(site, list(site.nodes.values()))
+    assert {node.verdict for node in silent.nodes.values()} == {Verdict.UNKNOWN}
+    assert of(silent, "h1").action == "is the node up, and its sshd running?"
