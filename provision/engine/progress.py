@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
+
+from provision.report.text import printable
 
 Event = dict[str, Any]
 _MOST_ROWS = 24  # of nodes at work, so that the table fits on a screen
@@ -79,22 +83,7 @@ def _terminal(title: str, nodes: Sequence[str]) -> Iterator[Callable[[Event], No
     console = Console(stderr=True)
     rows = {node: _Row() for node in nodes}
     started = time.monotonic()
-
-    def table() -> Table:
-        over = sum(row.over is not None for row in rows.values())
-        made = Table(box=None, pad_edge=False, show_header=False)
-        made.add_column(no_wrap=True)
-        made.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
-        made.add_column(justify="right", no_wrap=True)
-        made.add_row(
-            f"[bold]{title}[/]", f"{over} of {len(rows)} nodes done", f"{time.monotonic() - started:.0f} s"
-        )
-        busy = sorted(rows.items(), key=lambda item: (item[1].over == "pass", item[0]))
-        for node, row in busy[:_MOST_ROWS]:
-            colour = {"pass": "green", "fail": "red", None: "cyan"}.get(row.over, "yellow")
-            made.add_row(f"[{colour}]{node}[/]", row.text, f"{row.changed} changed")
-        return made
-
+    table = partial(_table, title, rows, started)
     with Live(console=console, get_renderable=table, refresh_per_second=8, transient=True):
 
         def show(event: Event) -> None:
@@ -108,6 +97,22 @@ def _terminal(title: str, nodes: Sequence[str]) -> Iterator[Callable[[Event], No
                 console.print(line, highlight=False, markup=False)
 
         yield show
+
+
+def _table(title: str, rows: Mapping[str, _Row], started: float) -> Table:
+    """Nodes at work first. Texts are Text: what nodes answer may look like markup."""
+    over = sum(row.over is not None for row in rows.values())
+    made = Table(box=None, pad_edge=False, show_header=False)
+    made.add_column(no_wrap=True)
+    made.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    made.add_column(justify="right", no_wrap=True)
+    done = f"{over} of {len(rows)} nodes done"
+    made.add_row(Text(title, "bold"), done, f"{time.monotonic() - started:.0f} s")
+    busy = sorted(rows.items(), key=lambda item: (item[1].over == "pass", item[0]))
+    for node, row in busy[:_MOST_ROWS]:
+        colour = {"pass": "green", "fail": "red", None: "cyan"}.get(row.over, "yellow")
+        made.add_row(Text(node, colour), Text(printable(row.text)), f"{row.changed} changed")
+    return made
 
 
 def _update(row: _Row, event: Event) -> None:

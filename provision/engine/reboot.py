@@ -16,7 +16,7 @@ class RebootError(RemoteError):
 
 
 def reboot(
-    shell: RootShell, again: Callable[[], RootShell], before: str, limit: float = LIMIT, pause: float = 2.0
+    shell: RootShell, again: Callable[[], RootShell], limit: float = LIMIT, pause: float = 2.0
 ) -> RootShell:
     """Reboot and wait: a new session on the rebooted node. Raises RebootError.
 
@@ -24,6 +24,11 @@ def reboot(
     here at once.
     """
     name = shell.name
+    before = shell.run(BOOT_ID).stdout.strip()
+    if not before:
+        raise RebootError(
+            f"{name} does not tell its boot id: its reboot could not be proved", "reboot it by hand"
+        )
     asked = shell.run(
         "systemd-run --quiet --collect --on-active=1 --timer-property=AccuracySec=100ms systemctl reboot"
     )

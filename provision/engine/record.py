@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from provision.engine.remote import RemoteError
+
 Outcome = Literal["changed", "same", "skipped", "later", "failed"]  # "later": known after apply
 
 
@@ -62,7 +64,10 @@ class Recorder:
         try:
             yield
         except OperationFailed as failure:
-            self._tell("failed", detail=str(failure.detail))
+            self._tell("failed", detail=failure.detail)
+            raise
+        except RemoteError as error:
+            self._tell("failed", detail=str(error))
             raise
 
     def finish(self, changed: bool) -> None:

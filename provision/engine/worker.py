@@ -391,8 +391,7 @@ class Worker:
                 raise Stopped
             return connect(self.job.site, self.job.site.nodes[name], sudo_password=self.job.sudo_password)
 
-        before = conn.shell.run(preflight.BOOT_ID).stdout.strip()
-        conn.shell = reboot.reboot(conn.shell, again, before)
+        conn.shell = reboot.reboot(conn.shell, again)
         preflight.take_lock(conn.shell, self.job.holder, self.job.run)
         conn.forget()
 
