@@ -46,7 +46,7 @@ lab: root setup ## Make the lab and bring the cluster up: check, apply, verify, 
 .PHONY: test
 test: root setup lint ## All that a change must pass: lint, unit tests, the lab brought up twice, faults
 	@$(say) "Unit tests, then the lab: up twice, broken and mended"
-	$(PYTEST) tests/unit tests/lab/test_bringup.py --junitxml reports/test.xml
+	$(PYTEST) --hypothesis-profile=thorough tests/unit tests/lab/test_bringup.py --junitxml reports/test.xml
 
 .PHONY: test-unit
 test-unit: setup ## Unit tests only: no root, no network
@@ -60,7 +60,7 @@ test-lab: root setup ## Tests on nodes of the lab, all of them
 .PHONY: test-all
 test-all: root setup lint ## Everything, also what takes long
 	@$(say) "All tests, one after another"
-	$(PYTEST) tests/unit tests/lab --durations 20 --junitxml reports/test-all.xml
+	$(PYTEST) --hypothesis-profile=thorough tests/unit tests/lab --durations 20 --junitxml reports/test-all.xml
 
 .PHONY: lint
 lint: setup ## ruff, mypy and the rules of this project

@@ -2,6 +2,7 @@
 
 `pytest` runs tests/unit. Tests on nodes (tests/lab) and on GPUs (tests/gpu) run only where one of the paths given
 leads into their folder. Chance has one seed, shown at the top of each run; --hypothesis-seed=N gives it again.
+Property tests try few examples; --hypothesis-profile=thorough tries many.
 """
 
 from __future__ import annotations
@@ -10,6 +11,10 @@ import random
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("quick", max_examples=25)
+settings.register_profile("thorough", max_examples=200)
 
 HERE = Path(__file__).parent
 BY_NAME_ONLY = (HERE / "lab", HERE / "gpu")
@@ -17,7 +22,9 @@ BY_NAME_ONLY = (HERE / "lab", HERE / "gpu")
 
 @pytest.hookimpl(tryfirst=True)  # before hypothesis reads its option
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the seed of this run unless one was given."""
+    """Choose the seed of this run, and few examples, unless others were given."""
+    if config.option.hypothesis_profile is None:
+        config.option.hypothesis_profile = "quick"
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(random.SystemRandom().randrange(1 << 32))
 

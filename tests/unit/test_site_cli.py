@@ -120,13 +120,14 @@ def test_init_never_overwrites(tmp_path: Path) -> None:
 
 
 def test_import_writes_a_file_that_passes(tmp_path: Path) -> None:
-    (tmp_path / "hosts.ini").write_text("[head]\nm1\n[compute]\nw[1:2] ansible_user=ops\nrack=7\n")
+    hosts = {name: {"ansible_user": "ops", "rack": 7} for name in ("w1", "w2")}
+    listing = {"_meta": {"hostvars": hosts}, "head": {"hosts": ["m1"]}, "compute": {"hosts": list(hosts)}}
+    (tmp_path / "hosts.json").write_text(json.dumps(listing))
     output = tmp_path / "opal.yml"
-    arguments = ["import", "ansible", str(tmp_path / "hosts.ini"), "-o", str(output)]
-    (tmp_path / "hosts.ini").write_text("[head]\nm1\n[compute]\nw[1:2] ansible_user=ops rack=7\n")
+    arguments = ["import", "ansible", str(tmp_path / "hosts.json"), "-o", str(output)]
     result = runner.invoke(app, arguments)
     assert result.exit_code == 0, result.output
-    assert f"{tmp_path}/hosts.ini:4: warning: rack: left out" in result.stderr
+    assert f"{tmp_path}/hosts.json:1: warning: rack: left out" in result.stderr
     assert runner.invoke(app, ["check", str(output)]).exit_code == 0
     assert runner.invoke(app, arguments).exit_code == 2  # never overwrites
 

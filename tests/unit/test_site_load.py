@@ -228,7 +228,7 @@ trees = st.recursive(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.dictionaries(st.sampled_from(KEYS), trees, max_size=8))
 def test_no_document_raises_and_none_is_silently_refused(tmp_path: Path, tree: dict[str, Any]) -> None:
     file = tmp_path / "site.yml"
@@ -238,7 +238,7 @@ def test_no_document_raises_and_none_is_silently_refused(tmp_path: Path, tree: d
     assert all(problem.line for problem in examined.problems)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_a_good_file_with_one_part_replaced_never_raises(tmp_path: Path, data: st.DataObject) -> None:
     tree = yaml.safe_load(GOOD)
