@@ -37,9 +37,11 @@ def bring_up(
     burnin_all: bool,
     sudo_password: str | None,
     show: Show,
+    timeout: float | None = None,
 ) -> Document:
     """Bring `nodes` as far as they come. Nodes that were admitted before are not burned in again (`burnin_all`: they
-    are). What a step found about a node keeps it from the next one; the others go on.
+    are). What a step found about a node keeps it from the next one; the others go on. No operation of the apply takes
+    longer than `timeout` seconds.
 
     Journaled with every move of a node; the apply has an entry of its own. Raises InputError before any node is
     touched.
@@ -51,7 +53,7 @@ def bring_up(
                 entry.add([(time.time(), event)])
             show(event)
 
-        document = _bring_up(site, nodes, entry.run, minutes, burnin_all, sudo_password, told)
+        document = _bring_up(site, nodes, entry.run, minutes, burnin_all, sudo_password, told, timeout)
         document.details["run"] = entry.run
         runs.keep(site, entry, document, sudo_password=sudo_password)
         entry.verdict = document.verdict
@@ -66,12 +68,13 @@ def _bring_up(
     burnin_all: bool,
     sudo_password: str | None,
     show: Show,
+    timeout: float | None,
 ) -> Document:
     started = time.monotonic()
     names = [node.name for node in nodes]
     show(_note(f"apply: {len(nodes)} nodes"))
     applied = converge(
-        site, nodes, verb="apply", forecast=False, sudo_password=sudo_password, show=show, reboot=True
+        site, nodes, verb="apply", forecast=False, sudo_password=sudo_password, show=show, timeout=timeout
     )
     parts = [applied]
     known: dict[str, headstate.Acceptance] = {}

@@ -12,28 +12,18 @@ from provision.cli.common import (
     ComponentOption,
     JsonOption,
     LimitOption,
+    OperationTimeout,
     SiteArgument,
     answer,
     ask_sudo_password,
     keep,
     limited,
     open_site,
-    refusing,
 )
 from provision.engine.controller import converge, stale_nodes
 from provision.engine.progress import progress
 from provision.report.model import Document, Finding, Verdict, worst
 from provision.site.models import Node, Site
-
-OperationTimeout = Annotated[
-    float | None,
-    typer.Option(
-        "--timeout",
-        metavar="SECONDS",
-        min=1,
-        help="Give up on any operation after this long, package installs too.",
-    ),
-]
 
 
 def plan(
@@ -50,7 +40,7 @@ def plan(
 
     Example: provision plan inventories/lab.yml --limit lab-gpu-1
     """
-    cluster = open_site(site, "plan", as_json)
+    cluster = open_site(site)
     nodes = limited(cluster, limit)
     document = _converge(cluster, nodes, "plan", component, as_json, timeout=timeout)
     if not as_json:
@@ -75,7 +65,7 @@ def apply(
 
     Example: provision apply inventories/lab.yml --limit gpu --component slurm
     """
-    cluster = open_site(site, "apply", as_json)
+    cluster = open_site(site)
     nodes = limited(cluster, limit)
     document = _converge(cluster, nodes, "apply", component, as_json, timeout=timeout, reboot=not no_reboot)
     keep(document, cluster)
@@ -93,20 +83,19 @@ def _converge(
     reboot: bool = True,
 ) -> Document:
     password = ask_sudo_password(site, [*nodes, site.head])
-    with refusing():
-        with progress(f"{verb} {site.cluster}", [node.name for node in nodes], quiet=as_json) as show:
-            document = converge(
-                site,
-                nodes,
-                verb=verb,
-                forecast=verb == "plan",
-                components=components,
-                sudo_password=password,
-                show=show,
-                timeout=timeout,
-                reboot=reboot,
-            )
-        outside = stale_nodes(site, nodes) if len(nodes) < len(site.nodes) else []
+    with progress(f"{verb} {site.cluster}", [node.name for node in nodes], quiet=as_json) as show:
+        document = converge(
+            site,
+            nodes,
+            verb=verb,
+            forecast=verb == "plan",
+            components=components,
+            sudo_password=password,
+            show=show,
+            timeout=timeout,
+            reboot=reboot,
+        )
+    outside = stale_nodes(site, nodes) if len(nodes) < len(site.nodes) else []
     if outside:
         document.findings.append(
             Finding(

@@ -21,7 +21,6 @@ from provision.cli.common import (
     limited,
     open_site,
     refuse,
-    refusing,
 )
 
 
@@ -53,15 +52,14 @@ def burnin(
     if local:
         _local(python, minutes, level, as_json)
     assert site_name is not None
-    site = open_site(site_name, "burnin", as_json)
+    site = open_site(site_name)
     nodes = limited(site, limit)
     if not any(node.has("worker") for node in nodes):
         refuse(f"--limit {limit}: no worker among {', '.join(node.name for node in nodes)}")
     password = ask_sudo_password(site, [site.head])
     options = Options(level=level, minutes=minutes, wait=wait)
     try:
-        with refusing():
-            document = burn_in(site, nodes, options, sudo_password=password, progress=_progress)
+        document = burn_in(site, nodes, options, sudo_password=password, progress=_progress)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     keep(document, site)

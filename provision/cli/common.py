@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from functools import wraps
+from inspect import cleandoc
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -54,22 +54,23 @@ ComponentOption = Annotated[
         "--component", "-c", metavar="NAME", help="Only this component; may be given several times."
     ),
 ]
-TimeoutOption = Annotated[
-    float,
-    typer.Option("--timeout", metavar="SECONDS", min=1, help="Give up on an operation after this long."),
+OperationTimeout = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        min=1,
+        help="Give up on any operation after this long, package installs too.",
+    ),
 ]
 
 
-def open_site(name: str, verb: str = "", as_json: bool = False) -> Site:
+def open_site(name: str) -> Site:
     """The cluster that SITE means; a wrong file is answered with all its mistakes and exit status 2."""
     try:
         return load(find(name))
     except SiteError as error:
-        if as_json:
-            print_json(Document(verb=verb, site=name, verdict=Verdict.FAIL, findings=error.findings))
-        else:
-            print_problems(error.problems, Console(stderr=True))
-        raise typer.Exit(WRONG_INPUT) from error
+        _refuse_site(error, name)
 
 
 def limited(site: Site, limit: str | None) -> list[Node]:
@@ -108,18 +109,13 @@ def ask_sudo_password(site: Site, nodes: Iterable[Node]) -> str | None:
     try:
         return sudo_password(site, nodes)
     except SiteError as error:
-        _print_refusal(error.findings)
-        print_problems(error.problems, Console(stderr=True))
-        raise typer.Exit(WRONG_INPUT) from error
+        _refuse_site(error, site.cluster)
 
 
-@contextmanager
-def refusing() -> Iterator[None]:
-    """Within the block an InputError is said, and ends with exit status 2."""
-    try:
-        yield
-    except InputError as error:
-        refuse(str(error))
+def _refuse_site(error: SiteError, name: str) -> NoReturn:
+    _print_refusal(error.findings, name)
+    print_problems(error.problems, Console(stderr=True))
+    raise typer.Exit(WRONG_INPUT) from error
 
 
 def keep(document: Document, site: Site) -> None:
@@ -167,20 +163,31 @@ def refuse(message: str) -> NoReturn:
 
 
 def answering(verb: str, function: Callable[..., None]) -> Callable[..., None]:
-    """`function` as the verb `verb`: what is refused within it is a document where one was asked for by `--json`."""
+    """`function` as the verb `verb`: an InputError ends it with exit status 2.
+
+    What is refused is a document where one was asked for by `--json`.
+    """
 
     @wraps(function)
     def call(*arguments: Any, **options: Any) -> None:
         token = _in_json.set(verb if options.get("as_json") else None)
         try:
             function(*arguments, **options)
+        except InputError as error:
+            refuse(str(error))
         finally:
             _in_json.reset(token)
 
+    call.__doc__ = _unwrapped(function.__doc__ or "")
     return call
 
 
-def _print_refusal(findings: list[Finding]) -> None:
+def _unwrapped(text: str) -> str:
+    """Each paragraph on a line of its own: `--help` breaks lines where the terminal does."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in cleandoc(text).split("\n\n"))
+
+
+def _print_refusal(findings: list[Finding], site: str | None = None) -> None:
     verb = _in_json.get()
     if verb is not None:
-        print_json(Document(verb=verb, verdict=Verdict.FAIL, findings=findings))
+        print_json(Document(verb=verb, site=site, verdict=Verdict.FAIL, findings=findings))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -11,13 +12,17 @@ import typer
 from provision import __version__
 from provision.cli.common import JsonOption, SiteArgument, answer, open_site, refuse
 from provision.report import store
-from provision.report.model import Document
+from provision.report.model import Document, Finding, Verdict
 
 
 def _has_folder(path: Path | None) -> Path | None:
     """Refuse a report's path before anything is done, not after."""
-    if path is not None and not path.absolute().parent.is_dir():
-        raise typer.BadParameter(f"the folder {path.absolute().parent} does not exist")
+    if path is not None:
+        folder = path.absolute().parent
+        if not folder.is_dir():
+            raise typer.BadParameter(f"the folder {folder} does not exist")
+        if not os.access(folder, os.W_OK):
+            raise typer.BadParameter(f"you may not write in the folder {folder}")
     return path
 
 
@@ -46,18 +51,31 @@ JunitOption = Annotated[
 
 
 def write_reports(document: Document, at: datetime, html: Path | None, junit: Path | None) -> None:
-    """Write the files that were asked for; one that cannot be written ends with exit status 2."""
+    """Write the files that were asked for; one that cannot be written is a finding, and the answer is not lost."""
+    if html is not None:
+        from provision.report.html import render as as_html  # loads matplotlib
+
+        _write(document, html, as_html(document, at=at, version=__version__))
+    if junit is not None:
+        from provision.report.junit import render as as_junit
+
+        _write(document, junit, as_junit(document, at))
+
+
+def _write(document: Document, path: Path, text: str) -> None:
     try:
-        if html is not None:
-            from provision.report.html import render as as_html  # loads matplotlib
-
-            html.write_text(as_html(document, at=at, version=__version__), encoding="utf-8")
-        if junit is not None:
-            from provision.report.junit import render as as_junit
-
-            junit.write_text(as_junit(document, at), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
-        refuse(f"the report cannot be written: {error}")
+        document.findings.append(
+            Finding(
+                verdict=Verdict.FAIL,
+                check="report-written",
+                subject=str(path),
+                why=error.strerror,
+                action="mend that, then `provision report` writes it",
+            )
+        )
+        document.verdict = Verdict.FAIL
 
 
 def report(
@@ -73,11 +91,8 @@ def report(
 
     Example: provision report lab --html lab.html
     """
-    cluster = open_site(site, "report", as_json)
-    try:
-        stored = store.latest(cluster, verb)
-    except store.StoreError as error:
-        refuse(str(error))
+    cluster = open_site(site)
+    stored = store.latest(cluster, verb)
     if stored is None:
         what = f"{verb} has no stored answer" if verb else "there is no stored answer"
         refuse(f"{what} about {cluster.cluster}: run it first")

@@ -18,7 +18,6 @@ from provision.cli.common import (
     limited,
     open_site,
     refuse,
-    refusing,
 )
 from provision.engine.playbook import find_playbook
 from provision.engine.playbook_journaled import run_journaled
@@ -50,23 +49,22 @@ def run(
 
     Example: provision run lab rolling-maintenance --limit gpu -e maintenance_serial=2
     """
-    cluster = open_site(site, "run", as_json)
+    cluster = open_site(site)
     nodes = limited(cluster, limit)
     variables = dict(map(_variable, extra or []))
-    with refusing():
-        path = find_playbook(cluster, playbook)
-        password = ask_sudo_password(cluster, nodes)
-        with progress(f"run {path.stem}", [node.name for node in nodes], quiet=as_json) as show:
-            document = run_journaled(
-                cluster,
-                path,
-                nodes,
-                extra=variables,
-                check=check,
-                timeout=timeout,
-                sudo_password=password,
-                show=show,
-            )
+    path = find_playbook(cluster, playbook)
+    password = ask_sudo_password(cluster, nodes)
+    with progress(f"run {path.stem}", [node.name for node in nodes], quiet=as_json) as show:
+        document = run_journaled(
+            cluster,
+            path,
+            nodes,
+            extra=variables,
+            check=check,
+            timeout=timeout,
+            sudo_password=password,
+            show=show,
+        )
     keep(document, cluster)
     answer(document, as_json)
 

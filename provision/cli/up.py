@@ -14,13 +14,13 @@ from provision.acceptance.status import status as look
 from provision.cli.common import (
     JsonOption,
     LimitOption,
+    OperationTimeout,
     SiteArgument,
     answer,
     ask_sudo_password,
     keep,
     limited,
     open_site,
-    refusing,
 )
 from provision.engine.progress import progress
 from provision.report.model import Verdict
@@ -36,6 +36,7 @@ def up(
     burnin_all: Annotated[
         bool, typer.Option("--burnin-all", help="Burn in nodes that are admitted already, too.")
     ] = False,
+    timeout: OperationTimeout = None,
     as_json: JsonOption = False,
 ) -> None:
     """From a site file to an admitted cluster: check, apply, verify, burn in, admit.
@@ -45,15 +46,18 @@ def up(
 
     Example: provision up inventories/lab.yml
     """
-    cluster = open_site(site, "up", as_json)
+    cluster = open_site(site)
     nodes = limited(cluster, limit)
     password = ask_sudo_password(cluster, [*nodes, cluster.head])
-    with (
-        refusing(),
-        progress(f"up {cluster.cluster}", [node.name for node in nodes], quiet=as_json) as show,
-    ):
+    with progress(f"up {cluster.cluster}", [node.name for node in nodes], quiet=as_json) as show:
         document = bring_up(
-            cluster, nodes, minutes=minutes, burnin_all=burnin_all, sudo_password=password, show=show
+            cluster,
+            nodes,
+            minutes=minutes,
+            burnin_all=burnin_all,
+            timeout=timeout,
+            sudo_password=password,
+            show=show,
         )
     keep(document, cluster)
     answer(document, as_json)
@@ -68,11 +72,10 @@ def status(site: SiteArgument, limit: LimitOption = None, as_json: JsonOption = 
     Example: provision status inventories/lab.yml
     """
     started = time.monotonic()
-    cluster = open_site(site, "status", as_json)
+    cluster = open_site(site)
     nodes = limited(cluster, limit)
     password = ask_sudo_password(cluster, [cluster.head])
-    with refusing():
-        document = look(cluster, nodes, sudo_password=password)
+    document = look(cluster, nodes, sudo_password=password)
     if not as_json:
         _print_runs(document.details["runs"], Console())
     answer(document.model_copy(update={"seconds": round(time.monotonic() - started, 2)}), as_json)

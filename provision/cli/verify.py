@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
 
 from provision.cli.common import (
     ComponentOption,
     JsonOption,
     LimitOption,
     SiteArgument,
-    TimeoutOption,
     answer,
     ask_sudo_password,
     keep,
     limited,
     open_site,
     refuse,
-    refusing,
 )
 from provision.cli.report import HtmlOption, JunitOption, write_reports
 from provision.verify.journaled import verify_journaled
@@ -28,26 +29,28 @@ def verify(
     site: SiteArgument,
     limit: LimitOption = None,
     component: ComponentOption = None,
-    timeout: TimeoutOption = 60,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", min=1, help="Give up on a node after this long.")
+    ] = 60,
     html: HtmlOption = None,
     junit: JunitOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check every layer on every node, changing nothing; --timeout is for each node.
+    """Check every layer on every node, changing nothing.
 
     The cluster need not have been built by this tool: a site file and ssh are enough. What could not be told
     counts as not good: exit status 1.
 
     Example: provision verify lab --limit lab-gpu-1 --html lab.html
     """
-    cluster = open_site(site, "verify", as_json)
+    cluster = open_site(site)
     nodes = limited(cluster, limit)
     named = components_of(cluster)
     for name in component or []:
         if name not in named:
             refuse(f"--component {name}: has no checks in {cluster.cluster}; these have: {', '.join(named)}")
     password = ask_sudo_password(cluster, nodes)
-    with refusing(), watching([node.name for node in nodes]) as progress:
+    with watching([node.name for node in nodes]) as progress:
         document = verify_journaled(
             cluster,
             nodes,

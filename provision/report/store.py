@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from provision import atomic
+from provision.errors import InputError
 from provision.report.model import Document
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class Stored:
     path: Path
 
 
-class StoreError(Exception):
+class StoreError(InputError):
     """A stored document cannot be read; the message names the file."""
 
 

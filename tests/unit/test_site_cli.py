@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from provision.cli import app, verbs
-from provision.cli.common import limited, open_site, select
+from provision.cli.common import answering, limited, open_site, select
 from provision.engine.ssh import jump_chain, ssh_options
 from provision.site.hostlist import HostlistError
 from provision.site.load import examine, examine_text, load
@@ -183,12 +183,25 @@ def test_opening_a_wrong_file_ends_with_all_its_mistakes(
     file = tmp_path / "site.yml"
     file.write_text("cluster: mini\n")
     with pytest.raises(typer.Exit) as ended:
-        open_site(str(file), "apply")
+        open_site(str(file))
     assert ended.value.exit_code == 2
     assert "groups: is missing" in capsys.readouterr().err
     with pytest.raises(typer.Exit):
-        open_site(str(file), "apply", as_json=True)
-    assert json.loads(capsys.readouterr().out)["verb"] == "apply"
+        answering("apply", lambda as_json: open_site(str(file)))(as_json=True)  # type: ignore[func-returns-value]
+    document = json.loads(capsys.readouterr().out)
+    assert (document["verb"], document["site"]) == ("apply", str(file))
+    assert document["findings"][0]["check"] == "site-missing-key"
+
+
+def test_help_breaks_lines_where_the_terminal_does() -> None:
+    def verb() -> None:
+        """First
+        sentence.
+
+        Example: provision verb
+        """
+
+    assert answering("verb", verb).__doc__ == "First sentence.\n\nExample: provision verb"
 
 
 # How nodes are reached

@@ -109,6 +109,18 @@ def test_a_report_that_cannot_be_written_is_refused_before_anything_is_done(
     assert not (tmp_path / "state").exists()
 
 
+def test_a_report_that_cannot_be_written_after_all_does_not_take_the_answer_along(
+    site: Path, provision: Command
+) -> None:
+    answer = provision("verify", site, "--limit", "gpu-1", "--html", "/dev/full", "--json")
+    assert answer.exit_code == 1
+    document = json.loads(answer.stdout)
+    assert document["nodes"]["gpu-1"]["verdict"] == "pass"
+    written = document["findings"][-1]
+    assert (written["check"], written["subject"]) == ("report-written", "/dev/full")
+    assert provision("report", site).exit_code == 0, "what was found is kept"
+
+
 def test_an_unknown_site_is_refused(provision: Command) -> None:
     assert provision("verify", "no-such-site").exit_code == 2
     assert provision("report", "no-such-site").exit_code == 2
