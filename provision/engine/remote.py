@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Become = Literal["root", "sudo", "sudo-password"]
 
 DEFAULT_TIMEOUT = 300.0  # seconds for one command
+LOCK_WAIT = 2  # seconds for a lock: the session that held it last may just be ending
 MOST_OUTPUT = 64 << 20  # bytes of commands' output held in memory; more is no answer to anything asked here
 _CHUNK = 65536
 
@@ -139,7 +140,7 @@ class RootShell:
         script = (
             f"__u=$(umask); umask 077; exec 9>>{quoted}; umask $__u; "
             f"chmod 600 {quoted}\n"  # of root alone: whoever can open it could hold it
-            f"if flock -n 9; then printf '%s\\n' {shlex.quote(note)} >{quoted}; __l=free; "
+            f"if flock -w {LOCK_WAIT} 9; then printf '%s\\n' {shlex.quote(note)} >{quoted}; __l=free; "
             f"else __l=$(cat {quoted}); exec 9>&-; fi\n"
         )
         script += _framed('printf %s "$__l"', self._mark, None)

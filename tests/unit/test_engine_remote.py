@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,17 +104,22 @@ def test_any_content_and_any_text_come_back_as_they_were(content: bytes, text: s
         session.close()
 
 
-def test_a_lock_is_held_by_one_session_and_freed_by_its_end(tmp_path: object) -> None:
+def test_a_lock_is_held_by_one_session_and_freed_by_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = f"{tmp_path}/lock"
     first, second = local_shell("n"), local_shell("n")
     try:
         assert first.hold_lock(path, "ann@one, run 1") is None
         assert os.stat(path).st_mode & 0o077 == 0, "who can open it can hold it"
-        assert second.hold_lock(path, "bob@two, run 2") == "ann@one, run 1"
+        with monkeypatch.context() as patch:
+            patch.setattr(remote, "LOCK_WAIT", 0)
+            assert second.hold_lock(path, "bob@two, run 2") == "ann@one, run 1"
         first.run("sleep 5 >/dev/null 2>&1 &")  # what a command leaves behind does not keep the lock
-        first.close()
+        threading.Timer(0.2, first.kill).start()  # it is just ending: that is waited for
         assert second.hold_lock(path, "bob@two, run 2") is None
     finally:
+        first.close()
         second.close()
 
 
