@@ -54,9 +54,8 @@ def bring_up(
             show(event)
 
         document = _bring_up(site, nodes, entry.run, minutes, burnin_all, sudo_password, told, timeout)
-        document.details["run"] = entry.run
         runs.keep(site, entry, document, sudo_password=sudo_password)
-        entry.verdict = document.verdict
+        entry.conclude(document)
     return document
 
 

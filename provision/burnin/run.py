@@ -108,9 +108,8 @@ def burn_in(
                 findings=[headstate.silent(site, error)],
                 details={"interrupted": stop.is_set()},
             )
-        document.details["run"] = entry.run
         runs.keep(site, entry, document, sudo_password=sudo_password)
-        entry.verdict = document.verdict
+        entry.conclude(document)
     return document
 
 

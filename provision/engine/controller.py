@@ -129,12 +129,13 @@ def converge(
                 verdict=Verdict.FAIL, failed=1, reason="its worker process ended without a word"
             )
             outcome.results.setdefault(name, ended)
-        entry.journal.remember_facts(scope, {node: facts for node, facts in outcome.facts.items() if facts})
+        read = {node: facts for node, facts in outcome.facts.items() if facts}
+        entry.write(entry.journal.remember_facts, scope, read)
         if not forecast:
             _keep(site, lock, copy, outcome)
             if components is None:
                 done = [name for name, result in outcome.results.items() if result.verdict.good]
-                entry.journal.mark_applied(done, site.digest, entry.run)
+                entry.write(entry.journal.mark_applied, done, site.digest, entry.run)
         verdicts = [result.verdict for result in outcome.results.values()]
         document = Document(
             verb=verb,
@@ -143,7 +144,6 @@ def converge(
             nodes={name: outcome.results[name] for name in job.all_nodes},
             findings=outcome.findings,
             details={
-                "run": entry.run,
                 "interrupted": outcome.interrupted,
                 "counts": outcome.counts,
                 "facts_only": [] if site.head in nodes else [site.head.name],
@@ -152,7 +152,7 @@ def converge(
         )
         if not forecast:
             runs.keep(site, entry, document, sudo_password=sudo_password)
-        entry.verdict = document.verdict
+        entry.conclude(document)
     document.seconds = round(time.monotonic() - started, 2)
     return document
 

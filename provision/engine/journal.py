@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from provision.errors import InputError
-from provision.report.model import Verdict
+from provision.report.model import Document, Finding, Verdict, worst
 from provision.report.store import state_directory
 
 if TYPE_CHECKING:
@@ -149,17 +149,51 @@ class Entry:
     started: str  # ISO 8601, UTC
     verdict: Verdict = Verdict.UNKNOWN  # what is written at the end
 
+    ended: bool = False
+    lost: JournalError | None = None  # what could not be written down; nothing is after it
+
     def add(self, events: Iterable[tuple[float, Mapping[str, Any]]]) -> None:
         """Events with their moment, seconds since the epoch."""
-        self.journal.add(self.run, events)
+        self.write(self.journal.add, self.run, events)
+
+    def write(self, method: Callable[..., None], *arguments: object) -> None:
+        """Call a method of the journal. What is done on nodes is done: where it cannot be written, the run goes on."""
+        if self.lost is None:
+            try:
+                method(*arguments)
+            except JournalError as error:
+                self.lost = error
+
+    def end(self) -> None:
+        """Write down what the run came to."""
+        self.ended = True
+        self.write(self.journal.end, self.run, now(), self.verdict)
+
+    def conclude(self, document: Document) -> None:
+        """End with the verdict of `document`, the answer of the run, and say there where the journal has a gap."""
+        document.details["run"] = self.run
+        self.verdict = document.verdict
+        self.end()
+        if self.lost is not None:
+            document.findings.append(
+                Finding(
+                    verdict=Verdict.WARN,
+                    check="journaled",
+                    subject=str(document.site),
+                    why=f"not all of run {self.run} is in the journal: {self.lost}",
+                    source=str(self.journal.path),
+                )
+            )
+            document.verdict = worst([document.verdict, Verdict.WARN])
 
 
 @contextmanager
 def journaled(site: Site, verb: str) -> Iterator[Entry]:
-    """An entry for one run of `verb`, ended whatever happens within the block. Raises JournalError."""
+    """An entry for one run of `verb`, ended whatever happens within the block. Raises JournalError before it."""
     entry = Entry(new_run(), Journal(state_directory(site)), holder(), now())
     entry.journal.begin(entry.run, verb, entry.holder, site.digest, entry.started)
     try:
         yield entry
     finally:
-        entry.journal.end(entry.run, now(), entry.verdict)
+        if not entry.ended:
+            entry.end()

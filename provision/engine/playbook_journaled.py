@@ -55,5 +55,5 @@ def run_journaled(
             entry.add(events)
         if not check:
             runs.keep(site, entry, document, sudo_password=sudo_password)
-        entry.verdict = document.verdict
+        entry.conclude(document)
     return document

@@ -48,8 +48,7 @@ def verify_journaled(
         finally:
             entry.add([(at, _event(finding)) for at, finding in found])
         answer = document(site, nodes, findings, time.monotonic() - start)
-        answer.details["run"] = entry.run
-        entry.verdict = answer.verdict
+        entry.conclude(answer)
     return answer
 
 

@@ -124,6 +124,28 @@ end(first)
     assert str(tmp_path / "config") in str(finding.why)
 
 
+def test_a_journal_that_is_lost_on_the_way_ends_no_run_and_is_told(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def show(event: dict[str, Any]) -> None:
+        if event["event"] == "warning":
+            directory = state_directory(site)
+            directory.rename(directory.with_suffix(".gone"))
+            directory.write_text("not a folder")
+
+    action = """
+if first == "h1":
+    tell(event="warning", node=first, text="now")
+end(first)
+"""
+    document = run(site, monkeypatch, action, show)
+    assert {node.verdict for node in document.nodes.values()} == {Verdict.PASS}
+    assert document.verdict is Verdict.WARN
+    finding = next(finding for finding in document.findings if finding.check == "journaled")
+    assert f"not all of run {document.details['run']} is in the journal" in str(finding.why)
+    assert str(state_directory(site)) in str(finding.why)
+
+
 def test_ctrl_c_tells_every_worker_to_stop_and_a_second_one_ends_them(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
