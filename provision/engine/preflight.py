@@ -93,8 +93,3 @@ def parse_manifest(text: str) -> dict[str, dict[str, list[str]]]:
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise PreflightError(f"{MANIFEST} is damaged ({error}): move it away and apply again") from error
-
-
-def explain(error: Exception) -> tuple[str, str | None]:
-    """Message and advice of whatever ended a node's run."""
-    return str(error), getattr(error, "advice", None)

@@ -308,7 +308,10 @@ def explain_loss(name: str, text: str) -> RemoteError:
             "if not, somebody may be in between",
         )
     if "permission denied" in lowered:
-        return RemoteError(f"{name}: ssh: {last}", "check access.user and access.key of the site file")
+        # a key that cannot be used is only a warning to ssh, which then tries others
+        keys = [line for line in lines[:-1] if line.startswith("Load key ") or "Identity file " in line]
+        said = "; ".join([*keys, last])
+        return RemoteError(f"{name}: ssh: {said}", "check access.user and access.key of the site file")
     if "a password is required" in lowered or "sudo:" in lowered:
         return RemoteError(
             f"{name}: {last}", "sudo wants a password: set access.sudo_password: true in the site file"

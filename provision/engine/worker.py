@@ -194,13 +194,14 @@ class Worker:
                 "advice": "run it again: it goes on from here",
             }
         except _FAILURES as error:
-            message, advice = preflight.explain(error)
+            message, advice = str(error), getattr(error, "advice", None)
             if self._ended:
                 message, advice = (
                     "interrupted",
                     "what was running may still end on the node; then run it again",
                 )
-            verdict = {"verdict": "fail", "reason": message, "advice": advice}
+            # the node is named beside it: what many nodes answer alike is then said once
+            verdict = {"verdict": "fail", "reason": message.removeprefix(f"{name}: "), "advice": advice}
         except Exception as error:
             logging.getLogger(__name__).exception("%s", name)
             verdict = {

@@ -167,6 +167,8 @@ def test_a_key_that_ssh_cannot_use_is_named_and_nothing_is_done(
     found = answer(start("apply", str(site)))
     for node in NODES:
         assert "Permission denied" in reason(found, node)
+        assert str(key) in reason(found, node)
+        assert not reason(found, node).startswith(node), "said of many nodes alike, it is told once"
     assert found.document is not None
     actions = {f["action"] for f in found.document["findings"] if f["verdict"] == "fail"}
     assert all("access.key" in str(action) for action in actions)

@@ -151,6 +151,16 @@ def test_the_sudo_password_goes_only_where_the_site_file_wants_it(
             "ssh-keygen -R",
         ),
         ("ops@n: Permission denied (publickey).", "Permission denied", "access.key"),
+        (
+            'Load key "/k": error in libcrypto\nops@n: Permission denied (publickey).',
+            '"/k": error',
+            "access.key",
+        ),
+        (
+            "Warning: Identity file /k not accessible: No such file or directory.\nops@n: Permission denied.",
+            "/k not accessible: No such file or directory.; ops@n: Permission denied.",
+            "access.key",
+        ),
         ("sudo: a password is required", "password is required", "access.sudo_password"),
         ("ssh: connect to host n port 22: Connection refused", "Connection refused", "sshd"),
         ("Timeout, server n not responding.", "not responding", "is the node up"),
