@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.components.munge import exports
+from provision.components.munge import checks, exports
+from provision.report.model import Verdict
 
 FRESH = exports.Daemon(key_written=1000, started=1001)
 STALE = exports.Daemon(key_written=1000, started=900)
@@ -39,8 +42,11 @@ def test_why_a_credential_was_refused(
 
 
 def test_a_daemon_older_than_its_key_has_not_read_it() -> None:
-    found = exports.parse_daemon("1700000000\nActiveState=active\nActiveEnterTimestamp=@1600000000\n")
+    found = exports.parse_daemon(
+        "1700000000\nActiveState=active\nActiveEnterTimestamp=Sun 2020-09-13 12:26:40.500000 UTC\n"
+    )
     assert found is not None
+    assert found.started == 1600000000.5
     assert found.stale
     assert exports.parse_daemon("1700000000\nActiveState=inactive\nActiveEnterTimestamp=\n") is None
 
@@ -49,3 +55,19 @@ def test_a_daemon_older_than_its_key_has_not_read_it() -> None:
 def test_other_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         exports.parse_daemon(text)
+
+
+@pytest.mark.parametrize(
+    ("shown", "verdict"),
+    [
+        ("400 munge:munge 1024", Verdict.PASS),
+        ("600 munge:munge 128", Verdict.PASS),  # as mungekey makes it
+        ("640 munge:munge 1024", Verdict.FAIL),
+        ("400 root:root 1024", Verdict.FAIL),
+        ("400 munge:munge 0", Verdict.FAIL),
+    ],
+)
+def test_a_key_is_munges_alone(shown: str, verdict: Verdict) -> None:
+    answer = SimpleNamespace(rc=0, stdout=f"{shown}\n", stderr="")
+    at = SimpleNamespace(host=SimpleNamespace(run=lambda command: answer))
+    assert checks.key.run(at).verdict is verdict  # type: ignore[arg-type]

@@ -6,9 +6,11 @@ import os
 import re
 from dataclasses import dataclass
 
+from provision.engine import units
 from provision.engine.deploy import Secret
 
 KEY = "/etc/munge/munge.key"
+KEPT = ("400 munge:munge", "600 munge:munge")  # modes and owners of a key that nobody else reads
 
 # 1024 bytes is what mungekey makes; one key for the whole cluster
 SECRETS = (Secret("munge.key", make=lambda: os.urandom(1024), adopt=(KEY,)),)
@@ -28,22 +30,22 @@ class Daemon:
 
 
 DAEMON_QUERY = (
-    f"stat -c %Y {KEY} && systemctl show --timestamp=unix -p ActiveState -p ActiveEnterTimestamp munge"
+    f"stat -c %Y {KEY} && systemctl show --timestamp=us+utc -p ActiveState -p ActiveEnterTimestamp munge"
 )
 
 
 def parse_daemon(text: str) -> Daemon | None:
     """What DAEMON_QUERY printed; None where munged does not run. Raises ValueError for anything else."""
-    lines = text.split()
-    if len(lines) < 2 or not lines[0].isdigit():
+    written, _, shown = text.partition("\n")
+    properties = units.parse_show(shown)
+    if not written.isdecimal() or "ActiveState" not in properties:
         raise ValueError(f"expected the key's time and munge's state, read {text!r}")
-    values = dict(line.partition("=")[::2] for line in lines[1:])
-    if values.get("ActiveState") != "active":
+    if properties["ActiveState"] != "active":
         return None
-    moment = re.fullmatch(r"@(\d+)", values.get("ActiveEnterTimestamp", ""))
-    if moment is None:
-        raise ValueError(f"expected a time since 1970, read {values.get('ActiveEnterTimestamp')!r}")
-    return Daemon(float(lines[0]), float(moment[1]))
+    started = units.entered(properties)
+    if started is None:
+        raise ValueError(f"expected since when munge runs, read {text!r}")
+    return Daemon(float(written), started)
 
 
 def cause(status: str, here: Daemon | None, there: Daemon | None, node: str, other: str) -> str:
