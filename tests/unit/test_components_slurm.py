@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from provision.components.slurm import acceptance, accounting, checks, exports, lint
+from provision.components.slurm import acceptance, accounting, checks, deploy, exports, lint
 from provision.components.slurm.settings import Qos, SlurmSettings
 from provision.engine.remote import Output
 from provision.profiles import distribution
@@ -201,6 +203,60 @@ def test_database_needs_no_password_and_fits_the_head(tmp_path: Path) -> None:
     assert "innodb_buffer_pool_size=4096M" in exports.database_conf(site, lock(h1=BIG))
 
 
+# Nodes that join
+
+
+def introduce(folder: Path, *nodes: str, answers: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run the script that lets slurmctld meet g01 and g02, where scontrol prints `nodes` and exits with `answers`."""
+    for name, body in {
+        "scontrol": f'[ "$1" = -o ] || exit 0; printf "%s\\n" {" ".join(map(repr, nodes))}; exit {answers}',
+        "sacctmgr": "exit 0",
+        "systemctl": "exit 0",
+    }.items():
+        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / name).chmod(0o755)
+    script = deploy._INTRODUCE.format(
+        etc=folder,
+        conf=folder / "slurm.conf",
+        folded="'g[01-02]'",
+        count=2,
+        introduced=folder / "met",
+        names="g01 g02",
+        patience=0,
+    )
+    path = {"PATH": f"{folder}:{os.environ['PATH']}"}
+    return subprocess.run(
+        ["sh", "-c", script], input="ClusterName=tiny\n", env=path, capture_output=True, text=True
+    )
+
+
+DRAINED = ("NodeName=g01 CPUTot=8 State=IDLE+DRAIN X=1", "NodeName=g02 CPUTot=8 State=UNKNOWN+DRAIN X=1")
+
+
+def test_nodes_have_joined_once_slurmctld_shows_each_of_them_drained(tmp_path: Path) -> None:
+    ran = introduce(tmp_path, *DRAINED)
+    assert ran.returncode == 0, ran.stderr
+    assert (tmp_path / "met").read_text() == "g01\ng02\n"
+    assert (tmp_path / "slurm.conf").read_text() == "ClusterName=tiny\n"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "answers", "said"),
+    [
+        (("slurm_load_node error: Unable to contact slurm controller",) * 2, 1, "Unable to contact"),
+        (DRAINED[:1], 0, "does not know 'g[01-02]'"),
+        ((DRAINED[0], "NodeName=g02 CPUTot=8 State=IDLE X=1"), 0, "expected to be drained: NodeName=g02"),
+    ],
+)
+def test_nodes_have_not_joined_where_slurmctld_does_not_say_so(
+    tmp_path: Path, nodes: tuple[str, ...], answers: int, said: str
+) -> None:
+    ran = introduce(tmp_path, *nodes, answers=answers)
+    assert ran.returncode == 1
+    assert said in ran.stderr
+    assert not (tmp_path / "met").exists()
+
+
 # Host lists
 
 
@@ -243,8 +299,9 @@ def test_mistakes_in_the_site_file_are_found_all_at_once(tmp_path: Path) -> None
         {
             "partitions": [
                 {"name": "a", "groups": ["gpus"], "default": True},
-                {"name": "a", "groups": ["head"], "default": True},
+                {"name": "a", "groups": ["head"], "default": True, "qos": "golt"},
             ],
+            "qos": [{"name": "gold"}],
             "accounts": [{"name": "nlp", "users": ["carol"]}],
             "topology": [{"name": "leaf1", "nodes": "g[01-02]"}],
         },
@@ -254,6 +311,7 @@ def test_mistakes_in_the_site_file_are_found_all_at_once(tmp_path: Path) -> None
         "partition-without-workers",
         "partition-twice",
         "two-default-partitions",
+        "unknown-qos",
         "unknown-user",
         "topology",
     }
@@ -280,6 +338,16 @@ def test_the_admin_whom_nodes_are_reached_as_may_have_jobs_and_root_needs_no_ass
     listed = make_site(tmp_path, {"accounts": [{"name": "nlp", "users": ["ops"]}]}, access={"user": "ops"})
     assert ("nlp", "ops") in exports.associations(listed)
     assert list(exports.problems(listed)) == []
+
+
+def test_qualities_of_service_come_before_slurmctld_and_everybody_may_ask_for_them(tmp_path: Path) -> None:
+    site = make_site(tmp_path, {"qos": [{"name": "Gold", "priority": 5}, {"name": "long"}]})
+    assert "AccountingStorageHost=h1\n" in accounting.asking_database(site)
+    assert "\ngold|5||\nlong|0||\n" in accounting.qualities_test(site)
+    assert "sacctmgr -iQ add qos Gold" in accounting.qualities_make(site)
+    assert "sacctmgr -iQ modify cluster $c set qos+=Gold,long" in accounting.make(site)
+    assert "<<'EOF' || exit 1\ngold\nlong\nEOF" in accounting.test(site)
+    assert "modify cluster" not in accounting.make(make_site(tmp_path))
 
 
 @pytest.mark.parametrize(

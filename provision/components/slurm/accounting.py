@@ -15,6 +15,59 @@ if TYPE_CHECKING:
     from provision.site.models import Site
 
 
+_HAS = 'has() { sacctmgr -nP "$@" | grep -q .; }'
+_HAVE = (
+    "have() { while read -r line; do "
+    '[ -z "$line" ] || printf \'%s\\n\' "$1" | grep -qxF -- "$line" || return 1; done; }'
+)
+
+
+def qualities(on: Context) -> None:
+    """Before slurmctld, which ends itself where a partition names a quality of service that is not there."""
+    if not exports.settings(on.site).qos:
+        return
+    asking = asking_database(on.site)
+    ops.wait("slurmdbd answers", test=f"{asking}\nsacctmgr -nP show qos")
+    ops.ensure(
+        "qualities of service",
+        test=f"{asking}\n{qualities_test(on.site)}",
+        make=f"{asking}\n{qualities_make(on.site)}",
+        requires="sacctmgr",
+    )
+
+
+def asking_database(site: Site) -> str:
+    """Shell: sacctmgr finds slurmdbd where no slurm.conf is in its place yet."""
+    return f"""t=$(mktemp) || exit 2
+trap 'rm -f "$t"' EXIT
+cat >"$t" <<'EOF'
+ClusterName={site.cluster}
+SlurmctldHost={site.head.name}
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost={site.head.name}
+EOF
+export SLURM_CONF="$t\""""
+
+
+def qualities_test(site: Site) -> str:
+    """Shell: exits 0 when every quality of service is there as wanted, 1 when not, 2 when it cannot be told."""
+    wanted = "\n".join(qos_line(each) for each in exports.settings(site).qos)
+    return f"""q=$(sacctmgr -nP show qos format=name,priority,maxwall,maxtrespu) || exit 2
+{_HAVE}
+have "$q" <<'EOF' || exit 1
+{wanted}
+EOF"""
+
+
+def qualities_make(site: Site) -> str:
+    """Shell: adds what is missing and sets what differs."""
+    lines = ["set -eu", _HAS]
+    for qos in exports.settings(site).qos:
+        lines.append(f"has show qos {quote(qos.name)} || sacctmgr -iQ add qos {quote(qos.name)} >&2")
+        lines.append(f"sacctmgr -iQ modify qos {quote(qos.name)} set {qos_values(qos)} >&2")
+    return "\n".join(lines)
+
+
 def apply(on: Context) -> None:
     """slurmctld has registered its cluster by itself; then what jobs need to be accounted to."""
     ops.wait("the cluster is registered", test=registered_test(on.site))
@@ -32,17 +85,17 @@ def test(site: Site) -> str:
         f"{account.name.lower()}||{account.fair_share}" for account in exports.accounts(site)
     )
     users = "\n".join(f"{account.lower()}|{user}" for account, user in exports.associations(site))
-    qos = "\n".join(qos_line(each) for each in exports.settings(site).qos)
+    qos = "\n".join(each.name.lower() for each in exports.settings(site).qos)
     return f"""a=$(sacctmgr -nP show assoc cluster={quote(site.cluster)} format=account,user,share) || exit 2
-q=$(sacctmgr -nP show qos format=name,priority,maxwall,maxtrespu) || exit 2
-have() {{ while read -r line; do [ -z "$line" ] || printf '%s\\n' "$1" | grep -qxF -- "$line" || return 1; done; }}
+q=$(sacctmgr -nP show assoc cluster={quote(site.cluster)} account=root user= format=qos) || exit 2
+{_HAVE}
 have "$a" <<'EOF' || exit 1
 {accounts}
 EOF
 have "$(printf '%s\\n' "$a" | cut -d'|' -f1,2)" <<'EOF' || exit 1
 {users}
 EOF
-have "$q" <<'EOF' || exit 1
+have "$(printf '%s\\n' "$q" | tr , '\\n')" <<'EOF' || exit 1
 {qos}
 EOF"""
 
@@ -52,11 +105,12 @@ def make(site: Site) -> str:
     lines = [
         "set -eu",
         f"c={quote(site.cluster)}",
-        'has() { sacctmgr -nP "$@" | grep -q .; }',
+        _HAS,
     ]
-    for qos in exports.settings(site).qos:
-        lines.append(f"has show qos {quote(qos.name)} || sacctmgr -iQ add qos {quote(qos.name)} >&2")
-        lines.append(f"sacctmgr -iQ modify qos {quote(qos.name)} set {qos_values(qos)} >&2")
+    # on the cluster's root: accounts have what their parent has, and without it nobody may ask for one
+    qos = ",".join(each.name for each in exports.settings(site).qos)
+    if qos:
+        lines.append(f"sacctmgr -iQ modify cluster $c set qos+={quote(qos)} >&2")
     for account in exports.accounts(site):
         name, share = quote(account.name), f"fairshare={account.fair_share}"
         lines.append(

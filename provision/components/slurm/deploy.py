@@ -6,6 +6,7 @@ moment in which a job could start on a node that has not been tried.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
@@ -31,6 +32,8 @@ EOF"""
 _READ = "scontrol show config 2>/dev/null | grep -q '^HASH_VAL *= Match$'"
 _ANSWERS = "sacctmgr -nP show cluster format=cluster"
 
+_PATIENCE = 60  # seconds for slurmctld to know its new nodes
+
 # The file with the new nodes drained; then slurmctld meets them; then it is written down that it has.
 _INTRODUCE = """set -eu
 t=$(mktemp {etc}/.provision.XXXXXX)
@@ -50,12 +53,12 @@ else
   ! systemctl -q is-failed slurmctld || systemctl reset-failed slurmctld
   systemctl start slurmctld
 fi
-e=$(($(date +%s) + 60))
-until o=$(sinfo -h -N -o %N -n {folded} 2>&1 | sort -u) && [ "$(echo "$o" | wc -l)" -ge {count} ]; do
-  [ $(date +%s) -lt $e ] || {{ echo "slurmctld does not know {folded} after 60 s: $o" >&2; exit 1; }}
+e=$(($(date +%s) + {patience}))
+until o=$(scontrol -o show nodes {folded} 2>&1) && [ "$(printf '%s\n' "$o" | grep -c '^NodeName=')" -eq {count} ]; do
+  [ $(date +%s) -lt $e ] || {{ echo "slurmctld does not know {folded} after {patience} s: $o" >&2; exit 1; }}
   sleep 0.2
 done
-bad=$(sinfo -h -N -o '%N %T' -n {folded} | grep -v 'drain' | sort -u || [ $? = 1 ])
+bad=$(printf '%s\n' "$o" | grep -v ' State=[^ ]*DRAIN' | cut -d ' ' -f 1 || [ $? = 1 ])
 [ -z "$bad" ] || {{ echo "expected to be drained: $bad" >&2; exit 1; }}
 install -d -m 755 $(dirname {introduced})
 printf '%s\\n' {names} >{introduced}.new
@@ -92,6 +95,7 @@ def head(on: Context) -> None:
     )  # fmt: skip
     ops.file(exports.DATABASE, exports.slurmdbd_conf(on.site), mode="600", user="slurm", group="slurm")
     ops.unit("slurmdbd", reads=[exports.DATABASE, exports.JWT_KEY])
+    accounting.qualities(on)
     _controller(on)
     accounting.apply(on)
     _rest(on)
@@ -208,6 +212,7 @@ def _introduce(on: Context) -> None:
             count=len(new),
             introduced=exports.INTRODUCED,
             names=names,
+            patience=_PATIENCE,
         ),
         stdin=exports.slurm_conf(on.site, on.lock, profile=on.profile, joining=new).encode(),
     )
@@ -215,8 +220,8 @@ def _introduce(on: Context) -> None:
 
 def _known_to_slurmctld() -> set[str]:
     """The nodes of a slurmctld that ran before this tool came."""
-    answer = facts.read("sinfo -h -N -o %N")
-    return set(answer.stdout.split()) if answer.ok else set()
+    answer = facts.read("scontrol -o show nodes")  # sinfo is silent of nodes without a partition
+    return set(re.findall(r"(?m)^NodeName=(\S+)", answer.stdout)) if answer.ok else set()
 
 
 def _programs() -> None:

@@ -481,6 +481,16 @@ def problems(site: Site) -> Iterator[Problem]:
                 yield Problem(
                     "partition-without-workers", here, read=group, expected="a group with role worker"
                 )
+        qualities = ["normal", *(each.name for each in section.qos)]
+        if partition.qos is not None and partition.qos.lower() not in map(str.lower, qualities):
+            yield Problem(
+                "unknown-qos",
+                (*key, "partitions", index, "qos"),
+                read=partition.qos,
+                expected="a quality of service of `qos`",
+                nearest=nearest(partition.qos, qualities),
+                why="slurmctld does not start with a partition whose quality of service is not there",
+            )
     yield from _duplicates(
         "partition-twice", (*key, "partitions"), [each.name for each in section.partitions]
     )
