@@ -164,6 +164,7 @@ def test_keys_may_carry_options(tmp_path: Path) -> None:
         {"users": {"ada": {"uid": 12}}},
         {"users": {"Ada": {"uid": 5001}}},
         {"users": {"ada": {"uid": 5001, "home": "home"}}},
+        {"users": {"ada": {"uid": 5001, "home": "/data/{ada}*"}}},
         {"timezone": "../../etc/passwd"},
         {"locale": "en_US"},
         {"sysctl": {"vm swappiness": 1}},

@@ -46,8 +46,11 @@ def test_without_a_word_the_head_serves_by_nfs(tmp_path: Path) -> None:
         ("/home", "/srv/provision/home", "none"),
         ("/shared", "/srv/provision/shared", "none"),
     ]
-    lines = exports.nfs_exports(site).splitlines()
-    assert lines[0].startswith("/srv/provision/home 192.0.2.1(rw,sync,no_subtree_check,fsid=1) 192.0.2.11(")
+    home, shared = exports.nfs_exports(site).splitlines()
+    identity = "fsid=23d36019-e8d1-5b37-a2fb-35a44091987c"
+    assert home.startswith(f"/srv/provision/home 192.0.2.1(rw,sync,no_subtree_check,{identity}) 192.0.2.11(")
+    assert identity not in shared
+    assert exports.nfs_exports(make_site(tmp_path, mounts=[NAS])) == f"{shared}\n"
     assert "no_root_squash" not in exports.nfs_exports(site)
 
 
@@ -75,7 +78,7 @@ def test_a_storage_node_serves_instead_of_the_head(tmp_path: Path) -> None:
         ]
     )
     assert exports.data_path(site, "/home") == "/data/gluster/home"
-    assert exports.gluster_clients(site) == "*"  # s1 has no address in the site file
+    assert exports.gluster_clients(site) == "192.0.2.1,192.0.2.11,192.0.2.12,s1"  # never everybody
     assert exports.gluster_clients(make_site(tmp_path)) == "192.0.2.1,192.0.2.11,192.0.2.12"
 
 

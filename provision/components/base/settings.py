@@ -16,6 +16,7 @@ from provision.site.base import Settings, matches
 _ACCOUNT = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 _SYSCTL = re.compile(r"[a-z0-9_]+([./][A-Za-z0-9_-]+)+")
 _PATTERN = re.compile(r"[a-z0-9+.*-]*[a-z0-9][a-z0-9+.*-]*")
+_HOME = re.compile(r"(/[A-Za-z0-9_][A-Za-z0-9_.+-]*)+")
 _ZONE = re.compile(r"[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*")
 _LOCALE = re.compile(r"C\.UTF-8|[a-z]{2,3}_[A-Z]{2}\.UTF-8")
 _SIZE = re.compile(r"[1-9][0-9]*[KMGT]")
@@ -60,7 +61,7 @@ class User(Settings):
         default_factory=list
     )  # further ones: of `base.groups` or the distribution's
     comment: str = Field("", pattern=r"^[^:\n]*$")
-    home: str | None = Field(None, pattern=r"^/[^:\s]+$")  # left out: /home/NAME
+    home: Annotated[str, matches(_HOME, "a path like /home/ada")] | None = None  # left out: /home/NAME
     shell: str = Field("/bin/bash", pattern=r"^/[^:\s]+$")
     keys: list[PublicKey] = Field(
         default_factory=list

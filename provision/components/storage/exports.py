@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -34,13 +35,12 @@ ACCESS_DROP_IN = "/etc/ssh/sshd_config.d/05-provision-access.conf"
 MOUNT_AGAIN = "provision-mount-again@{}.service"
 EXPORTS_FILE = "/etc/exports.d/provision.exports"
 
-# glusterd's own port and its bricks' (each brick takes the next one); NFS version 4 needs only one.
+# NFS version 4 needs no more than one; GlusterFS' bricks listen on any of 49152 to 60999.
 PORTS = (
     Port(2049, "head", "NFS"),
     Port(2049, "storage", "NFS"),
     Port(24007, "head", "GlusterFS"),
     Port(24007, "storage", "GlusterFS"),
-    *(Port(49152 + brick, role, "GlusterFS brick") for role in ("head", "storage") for brick in range(8)),
 )
 
 
@@ -150,19 +150,18 @@ def nfs_exports(site: Site) -> str:
     clients = sorted({node.address or node.name for node in site.nodes.values()})
     section = _site_wide(site)
     lines = []
-    for index, path in enumerate(served_paths(site)):
-        options = f"rw,sync,no_subtree_check,fsid={index + 1}"
+    for path in served_paths(site):
+        # of the path alone: what clients hold stays theirs when another path comes or goes
+        identity = uuid.uuid5(uuid.NAMESPACE_URL, f"nfs://{site.cluster}{path}")
+        options = f"rw,sync,no_subtree_check,fsid={identity}"
         hosts = " ".join(f"{client}({options})" for client in clients)
         lines.append(f"{section.data}/{volume(path)} {hosts}\n")
     return "".join(lines)
 
 
 def gluster_clients(site: Site) -> str:
-    """The value of auth.allow: the nodes' addresses, everybody where a node is only known by a name."""
-    addresses = [node.address for node in site.nodes.values()]
-    if not all(addresses):
-        return "*"
-    return ",".join(sorted(address for address in addresses if address))
+    """The value of auth.allow: every node by address, or by name where the site file leaves the address to DNS."""
+    return ",".join(sorted(node.address or node.name for node in site.nodes.values()))
 
 
 def homes(site: Site) -> list[tuple[str, str, str]]:
