@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pyinfra.api.command import StringCommand
@@ -115,12 +115,20 @@ def accounts(groups: Sequence[_accounts.Group] = (), users: Sequence[_accounts.U
     )
 
 
-def sysctl(values: Mapping[str, str | int], name: str = "90-provision") -> bool:
-    """Kernel parameters hold now and after a reboot; those that this node cannot set are skipped with the reason."""
+def sysctl(
+    values: Mapping[str, str | int], name: str = "90-provision", *, optional: Collection[str] = ()
+) -> bool:
+    """Kernel parameters hold now and after a reboot; those that this node cannot set are skipped with the reason.
+
+    So are `optional` ones that its kernel does not have.
+    """
     conn = connector()
+    files = shlex.join(key.replace(".", "/") for key in optional)
+    lacking = _known(f"cd /proc/sys && for f in {files}; do [ -e $f ] || echo $f; done").splitlines()
+    absent = {file.replace("/", ".") for file in lacking}
     settable: dict[str, str] = {}
     for key, value in values.items():
-        reason = conn.limited(f"sysctl:{key}")
+        reason = "this kernel does not have it" if key in absent else conn.limited(f"sysctl:{key}")
         if reason is None:
             settable[key] = " ".join(str(value).split())
         else:

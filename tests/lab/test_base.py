@@ -60,6 +60,18 @@ def on(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         yield made
 
 
+def test_a_kernel_without_what_nobody_asked_for_is_no_fault(on: Bench) -> None:
+    """As where IPv6 is switched off at boot: the parameters of its neighbour tables are not there."""
+    on.lab.inside(WORKER, "mount -t tmpfs none /proc/sys/net/ipv6/neigh")
+    try:
+        found = on.found("kernel-parameters")
+        answer = provision("apply", str(on.path), "--component", "base")
+    finally:
+        on.lab.inside(WORKER, "umount /proc/sys/net/ipv6/neigh")
+    assert found.verdict is Verdict.PASS, found
+    assert (answer.rc, answer.changed) == (0, {HEAD: 0, WORKER: 0})
+
+
 def test_every_check_is_tried(on: Bench) -> None:
     tried = {case.check for case in CASES} | {"machine-id", "machine-id-unique"}
     assert tried | SKIPPED == on.names

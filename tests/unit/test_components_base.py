@@ -39,6 +39,13 @@ def rules(site: Site) -> list[str]:
     return [problem.rule for problem in exports.problems(site)]
 
 
+def test_a_kernel_may_lack_what_the_site_file_does_not_ask_for() -> None:
+    base = BaseSettings(sysctl={"net/ipv6/neigh/default/gc_thresh1": 1, "vm.overcommit_memory": 1})
+    assert "net.ipv6.neigh.default.gc_thresh2" in exports.unasked(base)
+    assert "net.ipv6.neigh.default.gc_thresh1" not in exports.unasked(base)
+    assert "vm.overcommit_memory" not in exports.unasked(base)
+
+
 def test_hosts_lists_every_node_by_each_of_its_addresses(tmp_path: Path) -> None:
     site = make_site(
         tmp_path,

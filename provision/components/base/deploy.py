@@ -130,7 +130,7 @@ def _keys(on: Context) -> None:
 
 
 def _kernel(on: Context, base: BaseSettings) -> None:
-    ops.sysctl(exports.sysctl(base))
+    ops.sysctl(exports.sysctl(base), optional=exports.unasked(base))
     if base.swap == "off":
         if reason := on.limited("swap"):
             ops.skip("swap off", reason)

@@ -180,6 +180,11 @@ def sysctl(base: BaseSettings) -> dict[str, int | str]:
     return {**SYSCTL, **own}
 
 
+def unasked(base: BaseSettings) -> list[str]:
+    """The kernel parameters that the site file does not name: a kernel without IPv6 or NUMA has not all of them."""
+    return [key for key in SYSCTL if key not in {own.replace("/", ".") for own in base.sysctl}]
+
+
 def held(base: BaseSettings) -> tuple[str, ...]:
     """Patterns of the packages that do not move by themselves."""
     return (*HELD, *(HELD_KERNEL if base.hold.kernel else ()), *base.hold.also)
