@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from provision.lab import Lab, netns
+from provision.report.model import Verdict
 from tests.lab.checking import HEAD, WORKER, Bench, bench, break_and_mend, hidden, tell_apart
 
 CASES = [
@@ -67,6 +68,18 @@ def test_the_cluster_reaches_every_port_and_others_only_the_named_ones(on: Bench
         on.lab.inside(WORKER, "systemctl stop listen")
     assert inside == {8443: True, 9999: True, 22: True}
     assert outside == {8443: True, 9999: False, 22: True}
+
+
+@pytest.mark.parametrize("order", ["restart", "reload", "stop nftables; systemctl start"])
+def test_rules_hold_when_the_distributions_own_filter_flushes_all_tables(on: Bench, order: str) -> None:
+    on.lab.inside(WORKER, "systemctl start nftables")
+    on.apply()
+    on.lab.inside(WORKER, f"systemctl {order} nftables")
+    try:
+        assert on.found("firewall-rules").verdict is Verdict.PASS
+    finally:
+        on.lab.inside(WORKER, "systemctl stop nftables")
+        on.apply()
 
 
 def test_rules_hold_after_a_reboot(on: Bench) -> None:
