@@ -67,9 +67,9 @@ class Cluster:
 
 
 @contextmanager
-def brought_up(*components: str) -> Iterator[Cluster]:
-    """The running lab with base and `components` of inventories/lab.yml applied."""
-    cluster = Cluster(load(find("inventories/lab.yml")), list(components))
+def brought_up(*components: str, site: str = "inventories/lab.yml") -> Iterator[Cluster]:
+    """The running lab with base and `components` of a site file applied."""
+    cluster = Cluster(load(find(site)), list(components))
     try:
         document = cluster.apply(["base", *components])
         assert document.verdict is Verdict.PASS, document.findings

@@ -8,14 +8,15 @@ from collections.abc import Iterator
 import pytest
 
 from provision.components.slurm import acceptance
-from provision.components.slurm.exports import AWAITING, CONF, FETCHED, INTRODUCED
+from provision.components.slurm.exports import AWAITING, CONF, ETC, FETCHED, INTRODUCED, USER_ID
 from provision.lab import Lab
 from provision.report.model import Verdict
 from tests.lab.checking import HEAD, WORKER, Case, hidden
 from tests.lab.cluster import OTHER, Cluster, brought_up, changed, names, try_case
 
 SLURMD = "/usr/sbin/slurmd"
-CGROUP = f"{FETCHED}/cgroup.conf"
+SCONTROL = "/usr/bin/scontrol"
+CGROUP, GRES = f"{FETCHED}/cgroup.conf", f"{ETC}/gres.conf"
 
 
 def answering(option: str, text: str) -> str:
@@ -31,8 +32,16 @@ CASES = [
     hidden("slurmctld-answers", "systemctl stop slurmctld", "/usr/bin/scontrol", node=HEAD),
     hidden("slurm-conf-loaded", f"echo '# mine' >>{CONF}", "/usr/bin/scontrol", node=HEAD),
     hidden("slurm-accounting", "systemctl stop slurmdbd", "/usr/bin/sacctmgr", node=HEAD),
+    Case(
+        "slurm-files",
+        f"echo NodeName={OTHER} Name=gpu Count=7 >>{GRES}",
+        f"mv {CONF} {CONF}.away",
+        f"mv {CONF}.away {CONF}",
+        HEAD,
+    ),
     hidden("slurm-rest", "systemctl stop slurmrestd", "/usr/bin/curl", node=HEAD),
     hidden("slurm-node", DOWN, "/usr/bin/scontrol", mend=f"scontrol update nodename={WORKER} state=resume"),
+    hidden("slurm-user", "usermod -u 64031 slurm", "/usr/bin/id", mend=f"usermod -u {USER_ID} slurm"),
     hidden("slurm-hardware", answering("-C", SMALL), SLURMD, mend=REAL),
     hidden("slurm-version", answering("-V", "slurm 99.05.1"), SLURMD, mend=REAL),
     hidden("slurm-conf-same", f"echo '# mine' >>{FETCHED}/slurm.conf", "/usr/bin/sha256sum"),
@@ -129,6 +138,20 @@ def test_jobs_of_an_ordinary_user_run_and_are_accounted(cluster: Cluster) -> Non
     assert all(line.startswith("COMPLETED|default|") for line in told.splitlines())
 
 
+def test_a_token_that_slurmctld_refuses_is_seen(cluster: Cluster) -> None:
+    """slurmrestd itself answers whatever the token."""
+    other = (
+        f'#!/bin/sh\\n[ "$1" != token ] || {{ echo SLURM_JWT=a.b.c; exit; }}\\nexec {SCONTROL}.real "$@"\\n'
+    )
+    cluster.must(HEAD, f"mv {SCONTROL} {SCONTROL}.real; printf '{other}' >{SCONTROL}; chmod 755 {SCONTROL}")
+    try:
+        found = cluster.found("slurm-rest", HEAD)
+    finally:
+        cluster.must(HEAD, f"mv {SCONTROL}.real {SCONTROL}")
+    assert found.verdict is Verdict.FAIL, found
+    assert cluster.found("slurm-rest", HEAD).verdict is Verdict.PASS
+
+
 def test_slurmd_waits_for_the_device_files_of_its_gpus(cluster: Cluster) -> None:
     cluster.must(
         WORKER,
@@ -182,7 +205,7 @@ def test_another_clusters_state_stops_with_both_ids_and_deletes_nothing(cluster:
 
 
 def test_every_check_is_tried() -> None:
-    assert {case.check for case in CASES} == names(["slurm"])
+    assert {case.check for case in CASES} == names(["slurm"]) - {"slurm-login"}  # test_login has it
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -73,11 +73,12 @@ def test_two_hardware_kinds_in_a_group_are_two_lines_and_a_warning(tmp_path: Pat
     site, known = make_site(tmp_path), lock(g01=BIG, g02=SMALL, g03=BIG)
     names = [line.split()[0] for line in conf(site, known).splitlines() if line.startswith("NodeName")]
     assert names == ["NodeName=g[01,03]", "NodeName=g02"]
-    (warning,) = exports.mixed_groups(site, known)
-    assert warning.verdict is Verdict.WARN
-    assert warning.subject == "gpu"
-    assert "2 hardware kinds" in str(warning.read)
-    assert exports.mixed_groups(site, lock()) == []
+    assert exports.unlike_its_group(site, known, site.nodes["g02"]) == (
+        "group gpu has 2 hardware kinds: g[01,03]: 2 x 32 x 2, 1010880 MiB, gpu:h100-sxm:8; "
+        "g02: 2 x 32 x 2, 505152 MiB, gpu:h100-sxm:8"
+    )
+    assert exports.unlike_its_group(site, known, site.nodes["g01"]) is None
+    assert exports.unlike_its_group(site, lock(), site.nodes["g02"]) is None
 
 
 def test_a_node_of_unknown_hardware_is_named_and_left_out(tmp_path: Path) -> None:
@@ -121,6 +122,17 @@ def test_accounting_and_isolation_hold_by_construction(tmp_path: Path) -> None:
     assert "ConstrainDevices=yes" in exports.cgroup_conf(site)
     assert "ConstrainCores=no" in exports.cgroup_conf(site)
     assert "JobAcctGatherType=jobacct_gather/linux" in conf(site)
+
+
+def test_only_the_distributions_own_slurm_is_known_to_have_pmix(tmp_path: Path) -> None:
+    assert "MpiDefault=none" in conf(make_site(tmp_path, {"source": "repository"})).splitlines()
+
+
+def test_a_login_node_that_boots_before_its_head_tries_again(tmp_path: Path) -> None:
+    text = exports.sackd_dropin(make_site(tmp_path))
+    assert "\nRestart=on-failure\n" in text.partition("[Service]")[2]
+    assert "\nStartLimitIntervalSec=0\n" in text.partition("[Service]")[0]
+    assert 'Environment="SACKD_OPTIONS=--conf-server h1:6817"' in text
 
 
 def test_nothing_can_be_said_that_gives_gpus_away() -> None:
@@ -343,10 +355,12 @@ def test_the_admin_whom_nodes_are_reached_as_may_have_jobs_and_root_needs_no_ass
 def test_qualities_of_service_come_before_slurmctld_and_everybody_may_ask_for_them(tmp_path: Path) -> None:
     site = make_site(tmp_path, {"qos": [{"name": "Gold", "priority": 5}, {"name": "long"}]})
     assert "AccountingStorageHost=h1\n" in accounting.asking_database(site)
-    assert "\ngold|5||\nlong|0||\n" in accounting.qualities_test(site)
-    assert "sacctmgr -iQ add qos Gold" in accounting.qualities_make(site)
-    assert "sacctmgr -iQ modify cluster $c set qos+=Gold,long" in accounting.make(site)
-    assert "<<'EOF' || exit 1\ngold\nlong\nEOF" in accounting.test(site)
+    assert "\ngold\nlong\nEOF" in accounting.qualities_test(["Gold", "long"])
+    assert "sacctmgr -iQ add qos Gold" in accounting.qualities_make(["Gold", "long"])
+    assert "\ngold|5||\nlong|0||\nEOF" in accounting.test(site)
+    assert "\ngold\nlong\nEOF" in accounting.test(site)
+    assert "sacctmgr -iQ modify qos Gold set priority=5 " in accounting.make(site)
+    assert "sacctmgr -iQ modify cluster $c set qos+=Gold" in accounting.make(site)
     assert "modify cluster" not in accounting.make(make_site(tmp_path))
 
 
@@ -391,9 +405,19 @@ def test_gpus_that_slurm_conf_does_not_know_are_named() -> None:
     messages = [each.message for each in lint.gres_mistakes(gres, "NodeName=c1 Gres=gpu:a100:3\n")]
     assert messages == [
         "gpu is not in GresTypes of slurm.conf",
-        "c1 has 4 gpu here and Gres=gpu:a100:3 in slurm.conf",
         "c2 has no NodeName line in slurm.conf",
+        "c1 has 4 gpu here and Gres=gpu:a100:3 in slurm.conf",
     ]
+
+
+def test_gpus_are_counted_over_all_lines_of_a_node() -> None:
+    gres = "".join(f"NodeName=c1 Name=gpu Type=a100 File=/dev/nvidia{n}\n" for n in range(4))
+    assert lint.gres_mistakes(gres, "GresTypes=gpu\nNodeName=c1 Gres=gpu:a100:4\n") == []
+    assert lint.gres_mistakes(gres, "GresTypes=gpu\nNodeName=c1 Gres=gpu:4\n") == []
+    (mistake,) = lint.gres_mistakes(gres, "GresTypes=gpu\nNodeName=c1 Gres=gpu:a100:3,gpu:v100:1\n")
+    assert str(mistake) == "gres.conf:1: c1 has 4 gpu here and Gres=gpu:a100:3,gpu:v100:1 in slurm.conf"
+    own = "AutoDetect=nvml\nName=gpu File=/dev/nvidia[0-3]\n"  # which node's, the line does not say
+    assert lint.gres_mistakes(own, "GresTypes=gpu\nNodeName=c1 Gres=gpu:4\n") == []
 
 
 def test_own_files_pass_the_same_rules(tmp_path: Path) -> None:
@@ -708,6 +732,21 @@ def test_a_node_is_judged_by_what_it_registered() -> None:
     low = judge(state=["DOWN", "INVALID_REG"], reason="gres/gpu count reported lower than configured (6 < 8)")
     assert low.verdict is Verdict.FAIL
     assert "6 of 8" in str(low.why)
+
+
+def test_a_drain_by_slurmctld_itself_is_a_fault_with_its_cause(tmp_path: Path) -> None:
+    kind = exports.Kind(("g01",), 2, 32, 2, 1010880, "h100-sxm", 8)
+    reason = "gres/gpu count reported lower than configured (0 < 8)"
+    shown = {"nodes": [entry("g01", "IDLE", "DRAIN", reason=reason)]}
+    state = acceptance.parse_nodes(json.dumps(shown))["g01"]
+    found = checks.judge_node(state, kind, "g01", devices=0)
+    assert found.verdict is Verdict.FAIL
+    assert "no device files" in str(found.why)
+    silent = acceptance.parse_nodes(json.dumps({"nodes": [entry("g01", "DOWN", version="")]}))["g01"]
+    plugin = lint.log_cause("error: Couldn't find the specified plugin name for cgroup/v2")
+    found = checks.judge_node(silent, kind, "g01", said=plugin)
+    assert "no cgroup/v2 plugin" in str(found.why)
+    assert "cgroup_v2.so" in str(found.action)
 
 
 def test_answers_of_scontrol_are_read() -> None:

@@ -54,6 +54,12 @@ def test_a_system_is_known_by_its_os_release_and_of_enterprise_linux_only_the_ma
         of_os_release("ID=plan9\n")
 
 
+@pytest.mark.parametrize("purpose", ["slurm-login", "slurm-login.repository"])
+def test_a_login_nodes_daemon_comes_with_its_packages_from_either_source(purpose: str) -> None:
+    debian = of_os_release('ID=debian\nVERSION_ID="13"\n')
+    assert any(name.endswith(debian.unit("slurm-login")) for name in debian.packages(purpose))
+
+
 def test_installed_means_whole_whatever_is_wanted() -> None:
     assert MANAGERS["debian"].installed(STATES) == {"driver-tools", "driver-library"}
     assert MANAGERS["redhat"].installed("bash\nmunge\n") == {"bash", "munge"}

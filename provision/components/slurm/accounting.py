@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from shlex import quote
 from typing import TYPE_CHECKING
 
@@ -23,15 +24,18 @@ _HAVE = (
 
 
 def qualities(on: Context) -> None:
-    """Before slurmctld, which ends itself where a partition names a quality of service that is not there."""
-    if not exports.settings(on.site).qos:
+    """Before slurmctld, which ends itself where a partition names a quality of service that is not there.
+
+    Only their names: limits on GPUs can be set once slurmctld has told the database that there are such.
+    """
+    asking, names = asking_database(on.site), [qos.name for qos in exports.settings(on.site).qos]
+    if not names:
         return
-    asking = asking_database(on.site)
     ops.wait("slurmdbd answers", test=f"{asking}\nsacctmgr -nP show qos")
     ops.ensure(
-        "qualities of service",
-        test=f"{asking}\n{qualities_test(on.site)}",
-        make=f"{asking}\n{qualities_make(on.site)}",
+        f"qualities of service {' '.join(names)}",
+        test=f"{asking}\n{qualities_test(names)}",
+        make=f"{asking}\n{qualities_make(names)}",
         requires="sacctmgr",
     )
 
@@ -49,23 +53,20 @@ EOF
 export SLURM_CONF="$t\""""
 
 
-def qualities_test(site: Site) -> str:
-    """Shell: exits 0 when every quality of service is there as wanted, 1 when not, 2 when it cannot be told."""
-    wanted = "\n".join(qos_line(each) for each in exports.settings(site).qos)
-    return f"""q=$(sacctmgr -nP show qos format=name,priority,maxwall,maxtrespu) || exit 2
+def qualities_test(names: Sequence[str]) -> str:
+    """Shell: exits 0 when every quality of service is there, 1 when not, 2 when it cannot be told."""
+    wanted = "\n".join(name.lower() for name in names)
+    return f"""q=$(sacctmgr -nP show qos format=name) || exit 2
 {_HAVE}
 have "$q" <<'EOF' || exit 1
 {wanted}
 EOF"""
 
 
-def qualities_make(site: Site) -> str:
-    """Shell: adds what is missing and sets what differs."""
-    lines = ["set -eu", _HAS]
-    for qos in exports.settings(site).qos:
-        lines.append(f"has show qos {quote(qos.name)} || sacctmgr -iQ add qos {quote(qos.name)} >&2")
-        lines.append(f"sacctmgr -iQ modify qos {quote(qos.name)} set {qos_values(qos)} >&2")
-    return "\n".join(lines)
+def qualities_make(names: Sequence[str]) -> str:
+    """Shell: adds what is missing."""
+    adds = (f"has show qos {quote(name)} || sacctmgr -iQ add qos {quote(name)} >&2" for name in names)
+    return "\n".join(["set -eu", _HAS, *adds])
 
 
 def apply(on: Context) -> None:
@@ -85,9 +86,11 @@ def test(site: Site) -> str:
         f"{account.name.lower()}||{account.fair_share}" for account in exports.accounts(site)
     )
     users = "\n".join(f"{account.lower()}|{user}" for account, user in exports.associations(site))
-    qos = "\n".join(each.name.lower() for each in exports.settings(site).qos)
+    qos = "\n".join(qos_line(each) for each in exports.settings(site).qos)
+    names = "\n".join(each.name.lower() for each in exports.settings(site).qos)
     return f"""a=$(sacctmgr -nP show assoc cluster={quote(site.cluster)} format=account,user,share) || exit 2
-q=$(sacctmgr -nP show assoc cluster={quote(site.cluster)} account=root user= format=qos) || exit 2
+q=$(sacctmgr -nP show qos format=name,priority,maxwall,maxtrespu) || exit 2
+r=$(sacctmgr -nP show assoc cluster={quote(site.cluster)} account=root user= format=qos) || exit 2
 {_HAVE}
 have "$a" <<'EOF' || exit 1
 {accounts}
@@ -95,8 +98,11 @@ EOF
 have "$(printf '%s\\n' "$a" | cut -d'|' -f1,2)" <<'EOF' || exit 1
 {users}
 EOF
-have "$(printf '%s\\n' "$q" | tr , '\\n')" <<'EOF' || exit 1
+have "$q" <<'EOF' || exit 1
 {qos}
+EOF
+have "$(printf '%s\\n' "$r" | tr , '\\n')" <<'EOF' || exit 1
+{names}
 EOF"""
 
 
@@ -107,10 +113,11 @@ def make(site: Site) -> str:
         f"c={quote(site.cluster)}",
         _HAS,
     ]
-    # on the cluster's root: accounts have what their parent has, and without it nobody may ask for one
-    qos = ",".join(each.name for each in exports.settings(site).qos)
-    if qos:
-        lines.append(f"sacctmgr -iQ modify cluster $c set qos+={quote(qos)} >&2")
+    for qos in exports.settings(site).qos:
+        name = quote(qos.name)
+        lines.append(f"sacctmgr -iQ modify qos {name} set {qos_values(qos)} >&2")
+        # on the cluster's root: accounts have what their parent has, and without it nobody may ask for one
+        lines.append(f"sacctmgr -iQ modify cluster $c set qos+={name} >&2")
     for account in exports.accounts(site):
         name, share = quote(account.name), f"fairshare={account.fair_share}"
         lines.append(

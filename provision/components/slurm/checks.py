@@ -47,8 +47,17 @@ def parse_hash(text: str) -> str:
     raise ValueError("scontrol show config says nothing of HASH_VAL")
 
 
-def judge_node(state: NodeState | None, kind: exports.Kind | None, name: str) -> Found:
-    """What slurmctld knows of a node against what the site file says of it."""
+def judge_node(
+    state: NodeState | None,
+    kind: exports.Kind | None,
+    name: str,
+    devices: int | None = None,
+    said: lint.Cause | None = None,
+) -> Found:
+    """What slurmctld knows of a node against what the site file says of it.
+
+    `devices`: device files of GPUs on the node, None where not counted; `said`: what its slurmd's log means.
+    """
     if kind is None:
         return unknown(f"the hardware of {name} is in neither site file nor lock file")
     cpus = kind.sockets * kind.cores * kind.threads
@@ -60,8 +69,9 @@ def judge_node(state: NodeState | None, kind: exports.Kind | None, name: str) ->
     reason = state.reason or ""
     if not state.known:
         return unknown(f"state {state.word} is not understood", source="scontrol show node")
-    if not state.registered or state.invalid or state.base == "DOWN":
-        causes = lint.reason_cause(reason, memory=state.memory)
+    causes = lint.reason_cause(reason, devices=devices, memory=state.memory)
+    if not state.registered or state.invalid or state.base == "DOWN" or (state.drained and causes):
+        causes += [said] if said else []
         why = "; ".join([reason, *(cause.why for cause in causes)]).strip("; ")
         action = (
             causes[0].action if causes else f"on {name}: systemctl status slurmd; journalctl -u slurmd -n 20"
@@ -118,6 +128,30 @@ def loaded(at: Target) -> Found:
     return expect(read, "Match", action="run `provision apply`, or scontrol reconfigure", source=exports.CONF)
 
 
+@check("slurm-files", role="head")
+def files(at: Target) -> Found:
+    """gres.conf and topology.conf agree with slurm.conf, whoever wrote them."""
+    if at.node.name != at.site.head.name:
+        return skip(f"slurmctld runs on {at.site.head.name}")
+    try:
+        conf = _ask(at.host, f"cat {exports.CONF}")
+        gres, topology = (
+            _ask(at.host, f"sh -c 'if [ -e {exports.ETC}/{name} ]; then cat {exports.ETC}/{name}; fi'")
+            for name in ("gres.conf", "topology.conf")
+        )
+    except _NoAnswer as error:
+        return unknown(str(error), source=exports.ETC)
+    mistakes = [str(mistake) for mistake in lint.gres_mistakes(gres, conf)]
+    if topology:
+        mistakes += [f"topology.conf: {text}" for text in lint.topology_file_mistakes(topology, conf)]
+    return expect(
+        "; ".join(mistakes) or "agree",
+        "agree",
+        action="run `provision apply`, or correct them",
+        source=exports.ETC,
+    )
+
+
 @check("slurm-accounting", role="head")
 def accounting(at: Target) -> Found:
     """The database answers, knows this cluster and its slurmctld, and counts GPUs."""
@@ -155,17 +189,22 @@ def accounting(at: Target) -> Found:
     )
 
 
-# The token goes from one program to the other without being an argument of either.
+# The token goes from one program to the other without being an argument of either. slurmrestd takes any at first:
+# only a question that it has to ask slurmctld shows whether the token is good.
 _REST = """set -e
 command -v curl >/dev/null || { echo 'curl is not installed' >&2; exit 127; }
 t=$(timeout 20 scontrol token username=root lifespan=60) || exit 3
-printf 'header = "X-SLURM-USER-TOKEN: %s"\\nheader = "X-SLURM-USER-NAME: root"\\n' "${t#SLURM_JWT=}" |
-  curl -sS -m 20 -o /dev/null -w '%{http_code}' -K - URL/openapi/v3"""
+ask() {
+  printf 'header = "X-SLURM-USER-TOKEN: %s"\\nheader = "X-SLURM-USER-NAME: root"\\n' "${t#SLURM_JWT=}" |
+    curl -sS -m 20 -K - "$@"
+}
+v=$(ask URL/openapi/v3 | grep -o 'v0\\.0\\.[0-9]*' | sort -V | tail -n 1)
+ask -o /dev/null -w '%{http_code}' "URL/${v:+slurm/$v/diag}\""""
 
 
 @check("slurm-rest", role="head")
 def rest(at: Target) -> Found:
-    """slurmrestd answers who has a token."""
+    """slurmrestd answers who has a token, and slurmctld takes it."""
     if at.node.name != at.site.head.name or exports.settings(at.site).rest is None:
         return skip("no slurmrestd on this node")
     url = exports.rest_url(at.site)
@@ -176,6 +215,40 @@ def rest(at: Target) -> Found:
     if answer.rc != 0:
         return Found(Verdict.FAIL, answer.stderr.strip() or f"exit {answer.rc}", "200", advice, source=url)
     return expect(answer.stdout.strip(), "200", action=advice, source=url)
+
+
+@check("slurm-login", role="login")
+def login(at: Target) -> Found:
+    """Commands of people reach slurmctld from here, with the configuration that it works with."""
+    answer = at.host.run("timeout 30 scontrol ping")
+    try:
+        up = parse_ping(answer.stdout)
+    except ValueError as error:
+        return unknown(answer.stderr.strip() or str(error), source="scontrol ping")
+    if not all(up.values()):
+        read = ", ".join(f"{name} {'UP' if state else 'DOWN'}" for name, state in up.items())
+        advice = f"is {at.site.head.name} up, is its port {exports.CONTROLLER_PORT} reachable from here?"
+        return Found(Verdict.FAIL, read, "UP", advice, source="scontrol ping")
+    try:
+        read = parse_hash(_ask(at.host, "scontrol show config"))
+    except (_NoAnswer, ValueError) as error:
+        return unknown(str(error), source="scontrol show config")
+    return expect(read, "Match", action="run `provision apply`", source="scontrol show config")
+
+
+@check("slurm-user", role="worker")
+def user(at: Target) -> Found:
+    """The user slurm has the head's number: daemons take orders by number."""
+    head = at.on(at.site.head.name)
+    if head is None:
+        return unknown(f"{at.site.head.name} is unreachable", source=at.site.head.name)
+    try:
+        here, there = (_ask(host, "id -u slurm").strip() for host in (at.host, head))
+    except _NoAnswer as error:
+        return unknown(str(error), source="id -u slurm")
+    return expect(
+        here, there, action="give slurm one number on all nodes, then chown its files", source="id -u slurm"
+    )
 
 
 @check("slurm-node", role="worker")
@@ -189,7 +262,31 @@ def node(at: Target) -> Found:
             states = {}
         else:
             return unknown(str(error), source="scontrol show nodes")
-    return judge_node(states.get(name), exports.kind_of(at.site, at.lock, name), name)
+    devices = at.host.run("ls /dev | grep -c '^nvidia[0-9]'")
+    return judge_node(
+        states.get(name),
+        exports.kind_of(at.site, at.lock, name),
+        name,
+        int(devices.stdout) if devices.rc in (0, 1) else None,
+        _said(at),
+    )
+
+
+def _said(at: Target) -> lint.Cause | None:
+    """What the end of slurmd's log means, where it is one of the known things."""
+    log = at.host.run(f"tail -n 60 {exports.LOGS}/slurmd.log")
+    head = at.on(at.site.head.name)
+    if log.rc != 0 or head is None:
+        return None
+    try:
+        versions = {
+            at.node.name: exports.parse_version(_ask(at.host, "slurmd -V")),
+            at.site.head.name: exports.parse_version(_ask(head, "slurmctld -V")),
+        }
+    except (_NoAnswer, ValueError):
+        return lint.log_cause(log.stdout)
+    skew = exports.skew(versions[at.site.head.name], versions[at.node.name])
+    return lint.log_cause(log.stdout) or lint.credential_cause(log.stdout, versions, skew)
 
 
 @check("slurm-hardware", role="worker")
@@ -203,6 +300,10 @@ def hardware(at: Target) -> Found:
     except (_NoAnswer, ValueError) as error:
         return unknown(str(error), source="slurmd -C")
     differences = lint.hardware_difference(kind.sockets, kind.cores, kind.threads, kind.memory, measured)
+    odd = exports.unlike_its_group(at.site, at.lock, at.node)
+    if odd is not None and not differences:
+        advice = "is a memory module or a GPU missing? otherwise make groups of them"
+        return Found(Verdict.WARN, odd, "nodes of a group are alike", advice, source="slurmd -C")
     return Found(
         Verdict.FAIL if differences else Verdict.PASS,
         read=f"{measured.sockets} x {measured.cores} x {measured.threads}, {measured.memory} MiB",

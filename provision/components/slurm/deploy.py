@@ -78,6 +78,10 @@ _ASIDE_MAKE = (
     "[ ! -e $f ] || mv --backup=numbered $f $f.before-provision || exit 1; done"
 )
 
+_USER = f"""{{ getent group slurm >/dev/null || groupadd --system --gid {exports.USER_ID} slurm; }} &&
+useradd --system --uid {exports.USER_ID} --gid slurm --no-create-home --home-dir /nonexistent \\
+  --shell /usr/sbin/nologin slurm"""
+
 _PAM = "/etc/pam.d/sshd"
 
 
@@ -87,6 +91,7 @@ def head(on: Context) -> None:
     if not on.first_head:
         ops.skip("Slurm's controller", f"it runs on {on.site.head.name}")
         return
+    _user()
     _packages(on, "slurm-controller")
     _database(on)
     _directories(("/var/lib/slurm", exports.STATE, exports.LOGS))
@@ -111,6 +116,7 @@ def worker(on: Context) -> None:
             f"{on.node.name} is not in slurm.conf: neither site file nor lock file says what hardware it has",
             "is the lock file beside the site file, and could the node be read? run `provision apply` again",
         )
+    _user()
     _packages(on, "slurm-node")
     if on.node.name != on.site.head.name:
         ops.ensure("no configuration of its own", test=_ASIDE_TEST, make=_ASIDE_MAKE)
@@ -133,6 +139,7 @@ def login(on: Context) -> None:
     """Slurm's commands for people."""
     if on.node.has("head") or on.node.has("worker"):
         return
+    _user()
     _packages(on, "slurm-login")
     if "slurm-login" not in on.profile.units:  # no sackd in this release: the file itself
         ops.directory(exports.ETC)
@@ -147,6 +154,11 @@ def login(on: Context) -> None:
     # sackd fetches no more than commands need
     conf = exports.slurm_conf(on.site, on.lock, profile=on.profile)
     _same_configuration(unit, {"slurm.conf": conf})
+
+
+def _user() -> None:
+    """Before the packages: some leave it to the site, others number it as they like."""
+    ops.ensure("user slurm", test="getent passwd slurm >/dev/null || exit 1", make=_USER)
 
 
 def _packages(on: Context, purpose: str) -> None:

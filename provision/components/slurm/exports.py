@@ -14,7 +14,6 @@ from provision.components.slurm import lint
 from provision.components.slurm.settings import Account, Partition, SlurmSettings
 from provision.components.storage import exports as storage
 from provision.engine.deploy import Secret, render
-from provision.report.model import Finding, Verdict
 from provision.site.hostlist import HostlistError, expand, fold
 from provision.site.names import bracketed
 from provision.site.problem import Problem, nearest
@@ -36,6 +35,7 @@ FETCHED = "/run/slurm/conf"  # where a node keeps what it got from slurmctld
 DEVICES_SCRIPT = "/usr/local/lib/provision/gpu-devices"
 INTRODUCED = "/var/lib/provision/slurm-nodes"  # nodes that slurmctld has met, one a line
 PAM_BEGIN, PAM_END = "# provision: begin", "# provision: end"
+USER_ID = 64030  # of user and group slurm where no package brings them: the number that Debian keeps for them
 DEVICES_TIMEOUT = 60  # seconds for the driver to make the device files of the GPUs
 
 CONTROLLER_PORT, NODE_PORT, DATABASE_PORT = 6817, 6818, 6819
@@ -166,29 +166,19 @@ def kind_of(site: Site, lock: Lock, name: str) -> Kind | None:
     return next((kind for kind in kinds(site, lock) if name in kind.names), None)
 
 
-def mixed_groups(site: Site, lock: Lock) -> list[Finding]:
-    """Groups whose nodes are not all alike, with what each kind has: a warning, since it may be meant so."""
-    findings = []
-    for group in site.file.groups:
-        members = {node.name for node in site.with_role("worker") if group in node.groups}
-        mixed = [kind for kind in kinds(site, lock) if members & set(kind.names)]
-        if len(mixed) > 1:
-            table = "; ".join(
-                f"{slurm_fold([name for name in kind.names if name in members])}: {kind.sockets} x {kind.cores} x "
-                f"{kind.threads}, {kind.memory} MiB, {kind.gres or 'no GPU'}"
-                for kind in mixed
-            )
-            findings.append(
-                Finding(
-                    verdict=Verdict.WARN,
-                    check="group-mixed-hardware",
-                    subject=group,
-                    read=f"{len(mixed)} hardware kinds: {table}",
-                    expected="nodes of a group are alike",
-                    action="is a memory module or a GPU missing? otherwise make groups of them",
-                )
-            )
-    return findings
+def unlike_its_group(site: Site, lock: Lock, node: Node) -> str | None:
+    """The hardware kinds of the group of `node`, where it is not of the one that most have; None: it is."""
+    members = {each.name for each in site.with_role("worker") if each.group == node.group}
+    mixed = [kind for kind in kinds(site, lock) if members & set(kind.names)]
+    usual = max(mixed, key=lambda kind: len(members & set(kind.names)), default=None)
+    if usual is None or node.name in usual.names:
+        return None
+    table = "; ".join(
+        f"{slurm_fold([name for name in kind.names if name in members])}: {kind.sockets} x {kind.cores} x "
+        f"{kind.threads}, {kind.memory} MiB, {kind.gres or 'no GPU'}"
+        for kind in mixed
+    )
+    return f"group {node.group} has {len(mixed)} hardware kinds: {table}"
 
 
 # Files
@@ -224,7 +214,7 @@ def slurm_conf(site: Site, lock: Lock, *, profile: Distribution, joining: Collec
         gpus=any(kind.gpus for kind in found),
         accounting="cgroup" if section.constrain.cores and section.constrain.memory else "linux",
         private_tmp=bool(container_conf(site)),
-        mpi="pmix" if "slurm.pmix" in profile.paths else "none",
+        mpi="pmix" if "slurm.pmix" in profile.paths and section.source == "distribution" else "none",
         ipv6=any(":" in (node.address or "") for node in site.nodes.values()),
         reason=AWAITING,
         paths={
@@ -352,8 +342,11 @@ def sackd_dropin(site: Site) -> str:
     return (
         "[Unit]\n"
         "After=munge.service network-online.target\n"
-        "Wants=munge.service network-online.target\n\n"
+        "Wants=munge.service network-online.target\n"
+        "StartLimitIntervalSec=0\n\n"  # a login node that boots before its head tries again
         "[Service]\n"
+        "Restart=on-failure\n"
+        "RestartSec=5\n"
         "EnvironmentFile=\n"
         f'Environment="SACKD_OPTIONS=--conf-server {conf_server(site)}"\n'
     )

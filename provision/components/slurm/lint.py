@@ -6,6 +6,7 @@ Mistakes name file and line. `cause` turns what slurmctld or slurmd say into why
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -124,29 +125,34 @@ def _gres_alone(entries: list[Entry]) -> Iterator[Mistake]:
 
 
 def _gres_against(entries: list[Entry], slurm_conf: str) -> Iterator[Mistake]:
+    """Lines without NodeName are for the node whose file this is: which one, only that node knows."""
     known = nodes(slurm_conf)
-    types = {word.lower() for word in (parameter(slurm_conf, "GresTypes") or "").split(",")}
-    wanting: dict[tuple[int, int], list[str]] = {}
+    kinds = {word.lower() for word in (parameter(slurm_conf, "GresTypes") or "").split(",")}
+    first: dict[tuple[str, str], int] = {}  # (node, kind) -> line
+    counts: dict[tuple[str, str], Counter[str]] = {}
     for entry in entries:
         kind = (entry.get("Name") or "").lower()
-        if not kind:
-            continue
-        if kind not in types:
+        if kind and kind not in kinds:
             yield Mistake("gres.conf", entry.line, f"{kind} is not in GresTypes of slurm.conf")
-        count = _count(entry)
-        for node in _expanded(entry.get("NodeName") or ""):
-            line = known.get(node)
-            if line is None:
+        for node in _expanded(entry.get("NodeName") or "") if kind and entry.get("NodeName") else ():
+            if node in known:
+                first.setdefault((node, kind), entry.line)
+                counts.setdefault((node, kind), Counter())[entry.get("Type") or ""] += _count(entry)
+            else:
                 yield Mistake("gres.conf", entry.line, f"{node} has no NodeName line in slurm.conf")
-            elif line.get("Gres") is None:
-                wanting.setdefault((entry.line, count), []).append(node)
-            elif _gres_count(line.get("Gres") or "", kind, entry.get("Type")) != count:
-                message = f"{node} has {count} {kind} here and Gres={line.get('Gres')} in slurm.conf"
-                yield Mistake("gres.conf", entry.line, message)
-    for (number, count), names in wanting.items():
-        have = "has" if len(names) == 1 else "have"
-        message = f"{', '.join(names)} {have} {count} GPUs in gres.conf and no Gres= in slurm.conf"
-        yield Mistake("gres.conf", number, message)
+    wanting: dict[tuple[int, str, int], list[str]] = {}
+    for (node, kind), have in counts.items():
+        gres = known[node].get("Gres")
+        if gres is None:
+            wanting.setdefault((first[node, kind], kind, have.total()), []).append(node)
+        elif not _agree(have, _gres_counts(gres, kind)):
+            message = f"{node} has {have.total()} {kind} here and Gres={gres} in slurm.conf"
+            yield Mistake("gres.conf", first[node, kind], message)
+    for (line, kind, count), names in wanting.items():
+        have_ = "has" if len(names) == 1 else "have"
+        what = "GPUs" if kind == "gpu" else kind
+        message = f"{', '.join(names)} {have_} {count} {what} in gres.conf and no Gres= in slurm.conf"
+        yield Mistake("gres.conf", line, message)
 
 
 def _count(entry: Entry) -> int:
@@ -156,17 +162,20 @@ def _count(entry: Entry) -> int:
     return len(_expanded(file.replace("/", "_"))) if file else 1
 
 
-def _gres_count(text: str, kind: str, type_: str | None) -> int:
-    """ "gpu:h100:8(S:0-1),gpu:a100:2" -> 8 of gpu h100."""
-    total = 0
+def _gres_counts(text: str, kind: str) -> Counter[str]:
+    """Type ("" for none) -> count of a kind: "gpu:h100:8(S:0-1),gpu:a100:2" -> {"h100": 8, "a100": 2}."""
+    found: Counter[str] = Counter()
     for word in re.sub(r"\([^)]*\)", "", text).split(","):
-        parts = word.split(":")
-        if parts[0].lower() != kind:
-            continue
-        typed = parts[1] if len(parts) == 3 or (len(parts) == 2 and not parts[1].isdigit()) else None
-        if type_ is None or typed is None or typed == type_:
-            total += int(parts[-1]) if parts[-1].isdigit() else 1
-    return total
+        name, *rest = word.split(":")
+        if name.lower() == kind:
+            count = int(rest.pop()) if rest and rest[-1].isdigit() else 1
+            found[rest[0] if rest else ""] += count
+    return found
+
+
+def _agree(have: Counter[str], wanted: Counter[str]) -> bool:
+    """Whether both sides count the same; of types only where both name them."""
+    return have.total() == wanted.total() if "" in have or "" in wanted else have == wanted
 
 
 # topology.conf
