@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from provision.components.base import exports as base
 from provision.engine.ssh import destination, ssh_options
 from provision.site.hidden import Hidden, SecretMissing, reveal
 from provision.site.models import Node, Site
@@ -34,6 +35,7 @@ def inventory(site: Site) -> dict[str, Any]:
                 "provision_site": str(site.path),
                 "provision_command": [sys.executable, "-m", "provision"],
                 "provision_scheduler": "slurm" if site.enabled("slurm") else None,
+                "provision_held": list(base.held(base.site_wide(site))),
             },
             "children": {name: {"hosts": {host: {} for host in hosts}} for name, hosts in members.items()},
         }

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from provision.components.base.exports import HELD
 from provision.engine import leftovers
 from provision.engine.inventory import inventory, variables
 from provision.engine.playbook import PlaybookError, find_playbook, hook_nodes
@@ -36,7 +38,7 @@ def make_site(tmp_path: Path, **more: Any) -> Site:
 
 
 def test_the_inventory_has_a_group_for_each_group_and_role(tmp_path: Path) -> None:
-    everything = inventory(make_site(tmp_path))["all"]
+    everything = inventory(make_site(tmp_path, base={"hold": {"also": ["ofed*"]}}))["all"]
     members = {name: list(group["hosts"]) for name, group in everything["children"].items()}
     assert members == {
         "head": ["h1"],
@@ -52,7 +54,39 @@ def test_the_inventory_has_a_group_for_each_group_and_role(tmp_path: Path) -> No
         "provision_site": str(tmp_path / "tiny.yml"),
         "provision_command": [sys.executable, "-m", "provision"],
         "provision_scheduler": None,
+        "provision_held": [*HELD, "ofed*"],
     }
+
+
+@pytest.mark.parametrize(
+    ("kernels", "programs", "asked"),
+    [
+        ((), {}, 0),
+        (("6.1.0-9-amd64", "6.1.0-18-amd64"), {}, 0),
+        (("6.1.0-18-amd64", "6.1.0-21-amd64"), {}, 100),
+        (("6.1.0-18-amd64", "6.1.0-21-rt-arm64"), {}, 0),  # of another flavour
+        ((), {"dnf": 0, "needs-restarting": 0}, 0),
+        ((), {"dnf": 0, "needs-restarting": 1}, 100),
+        ((), {"dnf": 0}, 2),
+    ],
+)
+def test_a_reboot_is_due_where_the_system_says_so(
+    tmp_path: Path, kernels: tuple[str, ...], programs: dict[str, int], asked: int
+) -> None:
+    tasks = yaml.safe_load(Path("roles/node_reboot/tasks/main.yml").read_text())
+    (script,) = [task["ansible.builtin.shell"] for task in tasks if "ansible.builtin.shell" in task]
+    for name in kernels:
+        (tmp_path / f"vmlinuz-{name}").touch()
+    for name, rc in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {rc}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "uname").write_text("#!/bin/sh\necho 6.1.0-18-amd64\n")
+    (tmp_path / "uname").chmod(0o755)
+    script = script.replace("/run/reboot-required", f"{tmp_path}/none").replace("/boot/", f"{tmp_path}/")
+    ran = subprocess.run(
+        ["sh", "-c", script], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True
+    )
+    assert ran.returncode == asked, ran.stderr
 
 
 def test_nodes_are_reached_by_the_one_definition_of_a_connection(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def settings(site: Site, node: Node) -> BaseSettings:
 
 def groups(site: Site) -> list[accounts.Group]:
     """The groups of the site, equal on all nodes: `base.groups`, then one for each user without another."""
-    base = _site_wide(site)
+    base = site_wide(site)
     own = {name: user.uid for name, user in base.users.items() if user.group is None}
     return [accounts.Group(name, gid) for name, gid in {**base.groups, **own}.items()]
 
@@ -99,7 +99,7 @@ def users(site: Site) -> list[accounts.User]:
             shell=user.shell,
             comment=user.comment,
         )
-        for name, user in _site_wide(site).users.items()
+        for name, user in site_wide(site).users.items()
     ]
 
 
@@ -107,7 +107,7 @@ def keys(site: Site) -> dict[str, str]:
     """User -> content of the file of public keys that may log in as that user."""
     return {
         name: "".join(f"{key}\n" for key in user.keys)
-        for name, user in _site_wide(site).users.items()
+        for name, user in site_wide(site).users.items()
         if user.keys
     }
 
@@ -277,7 +277,7 @@ def same_host(read: str, name: str) -> bool:
 
 def problems(site: Site) -> Iterator[Problem]:
     """What is wrong with base's part of the site file beyond single values."""
-    base = _site_wide(site)
+    base = site_wide(site)
     yield from _unknown_zone(base)
     yield from _equal_ids(base)
     yield from _missing_groups(base)
@@ -387,7 +387,8 @@ def _overridden_accounts(site: Site) -> Iterator[Problem]:
                 )
 
 
-def _site_wide(site: Site) -> BaseSettings:
+def site_wide(site: Site) -> BaseSettings:
+    """What base's part of the site file says for the whole cluster."""
     section = site.section("base")
     assert isinstance(section, BaseSettings)
     return section
