@@ -40,9 +40,8 @@ def unit_runs(at: Target, unit: str) -> Found:
         "reloading",
     ):
         return unknown(active.stderr.strip() or f"exit {active.rc}", source=command)
-    boots = at.host.run(f"systemctl is-enabled {unit}")
     try:
-        enabled = is_enabled(boots.rc, boots.stdout, boots.stderr)
+        enabled = _enabled(at, unit)
     except ValueError as error:
         return unknown(str(error), source=f"systemctl is-enabled {unit}")
     read = f"{active.stdout.strip()}, {'not enabled' if enabled is False else 'enabled'}"
@@ -52,3 +51,14 @@ def unit_runs(at: Target, unit: str) -> Found:
     if found.verdict is Verdict.FAIL and active.stdout.strip() == "activating":
         return unknown("is being started", source=command)
     return found
+
+
+def _enabled(at: Target, unit: str) -> bool | None:
+    """Whether the unit, or a socket or timer that starts it, is enabled (sshd from Ubuntu 22.10 on). ValueError."""
+    boots = at.host.run(f"systemctl is-enabled {unit}")
+    enabled = is_enabled(boots.rc, boots.stdout, boots.stderr)
+    if enabled is False:
+        for trigger in at.host.run(f"systemctl show --property=TriggeredBy --value {unit}").stdout.split():
+            boots = at.host.run(f"systemctl is-enabled {trigger}")
+            enabled = enabled or is_enabled(boots.rc, boots.stdout, boots.stderr)
+    return enabled

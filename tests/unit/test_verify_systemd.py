@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from provision.verify.systemd import is_enabled
+from provision.report.model import Verdict
+from provision.verify.systemd import is_enabled, unit_runs
 
 
 @pytest.mark.parametrize(
@@ -31,3 +34,25 @@ def test_enabled_disabled_or_neither(rc: int, stdout: str, stderr: str, enabled:
 def test_anything_else_is_an_error_with_its_text(rc: int, stdout: str, stderr: str) -> None:
     with pytest.raises(ValueError, match=stderr.strip() or "no output"):
         is_enabled(rc, stdout, stderr)
+
+
+@pytest.mark.parametrize(
+    ("enabled", "triggers", "verdict"),
+    [
+        ({"ssh": "enabled"}, "", Verdict.PASS),
+        ({"ssh": "disabled"}, "", Verdict.FAIL),
+        ({"ssh": "disabled", "ssh.socket": "enabled"}, "ssh.socket", Verdict.PASS),  # Ubuntu 24.04
+        ({"ssh": "disabled", "ssh.socket": "disabled"}, "ssh.socket", Verdict.FAIL),
+        ({"ssh": "disabled", "ssh.socket": ""}, "ssh.socket", Verdict.UNKNOWN),
+    ],
+)
+def test_a_unit_comes_back_where_it_or_its_socket_is_enabled(
+    enabled: dict[str, str], triggers: str, verdict: Verdict
+) -> None:
+    def run(command: str) -> SimpleNamespace:
+        verb, unit = command.split()[1], command.split()[-1]
+        said = {"is-active": "active", "show": triggers}.get(verb) if verb != "is-enabled" else enabled[unit]
+        return SimpleNamespace(rc=0 if said not in ("disabled", "") else 1, stdout=f"{said}\n", stderr="")
+
+    at = SimpleNamespace(host=SimpleNamespace(run=run))
+    assert unit_runs(at, "ssh").verdict is verdict  # type: ignore[arg-type]
