@@ -128,6 +128,13 @@ def test_only_the_distributions_own_slurm_is_known_to_have_pmix(tmp_path: Path) 
     assert "MpiDefault=none" in conf(make_site(tmp_path, {"source": "repository"})).splitlines()
 
 
+def test_a_second_head_that_people_log_in_to_gets_the_commands_of_a_login_node(tmp_path: Path) -> None:
+    groups = {**GROUPS, "spare": {"hosts": "h2", "roles": ["head", "login"]}}
+    site = make_site(tmp_path, groups=groups)
+    having = [name for name, node in site.nodes.items() if exports.has_commands(site, node)]
+    assert having == ["h1", "g01", "g02", "g03"]
+
+
 def test_a_login_node_that_boots_before_its_head_tries_again(tmp_path: Path) -> None:
     text = exports.sackd_dropin(make_site(tmp_path))
     assert "\nRestart=on-failure\n" in text.partition("[Service]")[2]

@@ -137,7 +137,7 @@ def worker(on: Context) -> None:
 @step("login", after=[("slurm", "head"), ("munge", "self")])
 def login(on: Context) -> None:
     """Slurm's commands for people."""
-    if on.node.has("head") or on.node.has("worker"):
+    if exports.has_commands(on.site, on.node):
         return
     _user()
     _packages(on, "slurm-login")

@@ -75,6 +75,11 @@ def conf_server(site: Site) -> str:
     return f"{site.head.name}:{CONTROLLER_PORT}"
 
 
+def has_commands(site: Site, node: Node) -> bool:
+    """Whether Slurm's commands are on `node` anyhow: the packages of the first head and of workers bring them."""
+    return node.name == site.head.name or node.has("worker")
+
+
 # Nodes as Slurm writes them
 
 
