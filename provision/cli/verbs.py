@@ -24,6 +24,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "apply": ("apply", "apply"),
     "verify": ("verify", "verify"),
     "burnin": ("burnin", "burnin"),
+    "inspect": ("inspect", "inspect"),
     "run": ("run", "run"),
     "report": ("report", "report"),
     "lab": ("lab", "app"),

@@ -1,0 +1,234 @@
+"""`provision-health VERB`: what it is called as on the node.
+
+provision-health check [--full] [--json]      read and judge; exit status 0 well (or warnings), 1 not, 2 wrong input
+provision-health slurm                        the same for Slurm's HealthCheckProgram: mends, drains, resumes
+provision-health prolog | epilog              before and after a job: quick, never asks slurmctld
+provision-health watch                        for a timer: reads, mends, writes metrics
+provision-health acknowledge [reset]          what was reported is dealt with (reset: GPUs were reset for it)
+provision-health history                      past verdicts, a line each time one changed
+provision-health record FILE                  write what can be read of this node to a file
+provision-health judge FILE                   judge such a file, here or elsewhere
+provision-health compile FILE                 write this program with byte code for this Python
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+PROLOG = (
+    "gpu-count",
+    "nvml",
+    "ecc-uncorrected",
+    "remap-pending",
+    "remap-failure",
+    "recovery-action",
+    "xid",
+    "off-bus",
+    "nvlink-count",
+    "fabric-state",
+    "pcie-link",
+    "slowdown",
+    "port",
+    "filesystems",
+    "device-files",
+    "libraries",
+)
+EPILOG = (*PROLOG, "left-over", "device-holders", "shared-memory", "slurm-memory")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run a verb; the exit status."""
+    given = list(sys.argv[1:] if words is None else words)
+    verb, options = (given[0], given[1:]) if given else ("", [])
+    if verb == "compile" and len(options) == 1:
+        from provision.health import bundle
+
+        bundle.compiled(sys.argv[0], options[0])
+        return 0
+    if verb == "cuda-memory":
+        from provision.health import cuda
+
+        print("\n".join(f"{gpu}: {state}" for gpu, state in cuda.memory().items()))
+        return 0
+    if verb == "judge" and len(options) == 1:
+        return _judge(options[0])
+    if verb not in ("check", "slurm", "prolog", "epilog", "watch", "acknowledge", "history", "record"):
+        print(__doc__, file=sys.stdout if verb in ("--help", "-h", "help") else sys.stderr)
+        return 0 if verb in ("--help", "-h", "help") else 2
+    from provision.health import agent
+
+    try:
+        return _verb(verb, options, agent.configured())
+    except agent.ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _verb(verb: str, options: list[str], config: Any) -> int:
+    from provision.health import agent, memory
+
+    if verb == "record" and len(options) == 1:
+        return _record(agent.read(config, full=True, scheduler=True), options[0])
+    with agent.remembered() as state:
+        if verb == "acknowledge":
+            fresh = memory.acknowledge(state, options[0] if options else "look")
+            state.clear()
+            state.update(fresh)
+            return 0
+        if verb == "history":
+            _history(state.get("history", []))
+            return 0
+        full = "--full" in options
+        only = {"prolog": list(PROLOG), "epilog": list(EPILOG)}.get(verb)
+        outcome = agent.examine(config, state, full=full, scheduler=verb == "slurm", only=only)
+        if verb == "epilog":
+            outcome = _settled(config, state, outcome, only)
+        said = _acted(verb, config, outcome)
+    if config.textfile is not None and verb in ("slurm", "watch"):
+        agent.write_metrics(config.textfile, outcome)
+    _print(outcome, said, as_json="--json" in options)
+    if verb in ("prolog", "epilog"):
+        # an exit status makes Slurm drain the node: a failure does, and a node that was unreadable too often
+        return int(outcome.decision.drain)
+    return 0 if outcome.decision.verdict in ("pass", "warn", "skip") else 1
+
+
+def _settled(config: Any, state: dict[str, Any], outcome: Any, only: Any) -> Any:
+    """The driver frees what a job held a moment after its last process: look again before anybody is accused."""
+    from provision.health import agent
+
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and any(
+        each.verdict == "fail" and each.check in ("left-over", "device-holders") for each in outcome.findings
+    ):
+        time.sleep(1)
+        outcome = agent.examine(config, state, only=only)
+    return outcome
+
+
+def _acted(verb: str, config: Any, outcome: Any) -> list[str]:
+    from provision.health import act
+    from provision.health.sources.programs import Failed
+
+    if verb not in ("slurm", "watch", "epilog") or not act.may(config):
+        return []
+    said = act.fix(outcome)
+    if verb == "slurm" and config.slurm:
+        try:
+            said.append(act.slurm(config, outcome))
+        except (Failed, OSError) as error:
+            said.append(f"ALERT: Slurm could not be told: {error}")
+    for line in said:
+        if line != "nothing to do":
+            print(f"provision-health: {line}", file=sys.stderr)
+    return said
+
+
+def _print(outcome: Any, said: list[str], *, as_json: bool) -> None:
+    if as_json:
+        decision = outcome.decision
+        print(
+            json.dumps(
+                {
+                    "verb": "health",
+                    "site": None,
+                    "verdict": decision.verdict,
+                    "seconds": round(outcome.seconds, 3),
+                    "nodes": {
+                        outcome.node.subject: {
+                            "verdict": decision.verdict,
+                            "state": None,
+                            "changed": len(said),
+                            "failed": 0,
+                            "reason": None if decision.verdict == "pass" else decision.reason,
+                        }
+                    },
+                    "findings": [finding.document() for finding in outcome.findings],
+                    "details": {"action": decision.action, "done": said},
+                }
+            )
+        )
+        return
+    counts = dict.fromkeys(("fail", "unknown", "warn", "pass", "skip"), 0)
+    for finding in outcome.findings:
+        counts[finding.verdict] += 1
+        if finding.verdict not in ("pass", "skip"):
+            print(finding.line())
+    print(
+        f"{outcome.decision.verdict}: "
+        + ", ".join(f"{n} {verdict}" for verdict, n in counts.items() if n)
+        + f"; {outcome.seconds:.2f} s"
+    )
+
+
+def _history(entries: list[Any]) -> None:
+    last = None
+    for at, verdict, reason in entries:
+        if (verdict, reason) != last:
+            print(f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.localtime(at))} {verdict} {reason}")
+        last = (verdict, reason)
+
+
+def _record(node: Any, path: str) -> int:
+    from dataclasses import asdict
+
+    from provision.health.readings import Device, plain
+
+    values = dict(node.values)
+    if isinstance(values.get("kernel.events"), list):
+        values["kernel.events"] = [asdict(event) for event in values["kernel.events"]]
+    with open(path, "w") as file:
+        json.dump({"provision-health": 1, "node": plain(Device(node.subject, values))}, file, indent=1)
+    return 0
+
+
+def recorded(text: str) -> Any:
+    """The readings that `record` wrote. Raises ValueError for anything else."""
+    from provision.health.kernel import Event
+    from provision.health.readings import Device, revived
+
+    told = json.loads(text)
+    if not isinstance(told, dict) or told.get("provision-health") != 1:
+        raise ValueError("not a recording of provision-health")
+    node = revived(told.get("node"))
+    if not isinstance(node, Device):
+        raise ValueError("a recording of provision-health without a node")
+    events = node.values.get("kernel.events")
+    if isinstance(events, list):
+        node.values["kernel.events"] = [Event(**{**each, "pids": tuple(each["pids"])}) for each in events]
+    return node
+
+
+def _judge(path: str) -> int:
+    from provision.health import decide
+    from provision.health.agent import Outcome
+    from provision.health.catalogue import judge
+    from provision.health.limits import load
+
+    try:
+        with open(path) as file:
+            node = recorded(file.read())
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        print(f"error: {path}: {error}", file=sys.stderr)
+        return 2
+    findings = judge(node, load(), partial=True)
+    decision = decide.decide(findings, 0, "", None)
+    _print(Outcome(node, findings, decision, 0.0), [], as_json=False)
+    return 0 if decision.verdict in ("pass", "warn", "skip") else 1
+
+
+def run() -> None:
+    """`main`, then the end of the process, not held up by a thread that hangs in the driver."""
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    run()

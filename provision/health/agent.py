@@ -1,0 +1,224 @@
+"""The agent on the node: reads, judges, remembers, writes metrics, and, where it may, acts."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fcntl import LOCK_EX, LOCK_NB, flock
+from pathlib import Path
+from typing import Any, Callable
+
+from provision.health import decide, memory, metrics
+from provision.health.catalogue import judge
+from provision.health.decide import Decision
+from provision.health.finding import FAIL, Finding
+from provision.health.limits import Limits, load
+from provision.health.readings import Absent, Device
+from provision.health.sources import Source, collect, machine, programs
+from provision.health.sources.nvml import Nvml
+
+CONFIG = Path("/etc/provision/health.json")
+OFF = Path("/etc/provision/health.off")  # while it is there nothing is drained, resumed or mended
+STATE = Path("/var/lib/provision/health")
+QUICK_SECONDS, FULL_SECONDS = 10.0, 40.0  # Slurm ends its health check program after 60
+
+
+@dataclass
+class Config:
+    """What the site says of this node; without a file everything is read and nothing is expected."""
+
+    node: str
+    expect: Mapping[str, Any]
+    kernel_messages: Path = Path("/dev/kmsg")
+    textfile: Path | None = None
+    act: bool = False
+    slurm: bool = False
+    mounts: tuple[str, ...] = ("/",)
+
+    @property
+    def units(self) -> list[str]:
+        found = [str(unit) for unit in self.expect.get("services", ())]
+        return [*found, *({"nvidia-fabricmanager"} - set(found))]
+
+
+class ConfigError(Exception):
+    """The configuration cannot be read; the message names it."""
+
+
+def configured(path: Path = CONFIG) -> Config:
+    """The configuration at `path`. Raises ConfigError."""
+    try:
+        told = json.loads(path.read_text())
+        return Config(
+            node=told["node"],
+            expect=told.get("expect", {}),
+            kernel_messages=Path(told.get("kernel_messages", "/dev/kmsg")),
+            textfile=Path(told["textfile"]) if told.get("textfile") else None,
+            act=bool(told.get("act", False)),
+            slurm=bool(told.get("slurm", False)),
+            mounts=tuple(told.get("mounts", ["/"])),
+        )
+    except FileNotFoundError:
+        return Config(socket.gethostname().partition(".")[0], {})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{path}: not a configuration: {error!r}; run `provision apply -c health`"
+        ) from error
+
+
+def sources(config: Config, *, full: bool, scheduler: bool) -> list[Source]:
+    """All sources of a reading. scheduler: slurmctld may be asked (never by a prolog)."""
+    gpus = bool(config.expect.get("gpus", 0)) or Path("/proc/driver/nvidia").exists()
+    found: list[Source] = [
+        machine.Machine(),
+        machine.Pci(),
+        machine.Clock(),
+        machine.Filesystems(config.mounts),
+        machine.Processes(),
+        machine.Holders(),
+        machine.Kernel(config.kernel_messages),
+        machine.Nvme(),
+        machine.Libraries(gpus),
+        machine.Network(),
+        programs.Systemd(config.units),
+    ]
+    if gpus:
+        found.append(Nvml(_pynvml, machine.about))
+    if full:
+        found += [programs.Bmc(), programs.Container(), programs.Cuda(gpus)]
+    if scheduler and config.slurm:
+        found.append(programs.Slurm(config.node))
+    return found
+
+
+def _pynvml() -> Any:
+    import pynvml
+
+    return pynvml
+
+
+_NO_GPU = {name: Absent("no GPU is expected here, none answers") for name in Nvml.tells}
+
+
+def read(config: Config, *, full: bool, scheduler: bool) -> Device:
+    """Everything that can be read of this node now."""
+    wanted = sources(config, full=full, scheduler=scheduler)
+    node = collect(config.node, wanted, seconds=FULL_SECONDS if full else QUICK_SECONDS)
+    told = {name for source in wanted for name in source.tells}
+    if "nvml" not in told:
+        node.values.update(_NO_GPU)
+    if "slurm" not in told:
+        node.values["slurm"] = Absent("no Slurm here" if not config.slurm else "not asked")
+    node.values.setdefault("fabricmanager.version", Absent("told by its own words alone"))
+    return node
+
+
+@contextmanager
+def remembered(directory: Path = STATE) -> Iterator[dict[str, Any]]:
+    """The state within the block, kept afterwards; a second agent on the node waits no longer than it may.
+
+    Raises OSError. A state that cannot be understood is put aside and begun anew.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open(directory / "lock", "w") as lock:
+        _lock(lock)
+        path = directory / "state.json"
+        state = _loaded(path)
+        yield state
+        beside = path.with_suffix(".new")
+        with open(beside, "w") as file:
+            json.dump(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+
+
+def _lock(lock: Any) -> None:
+    deadline = time.monotonic() + QUICK_SECONDS
+    while True:
+        try:
+            flock(lock, LOCK_EX | LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+def _loaded(path: Path) -> dict[str, Any]:
+    try:
+        state = json.loads(path.read_text())
+    except FileNotFoundError:
+        return memory.empty()
+    except ValueError:
+        os.replace(path, path.with_suffix(".broken"))
+        return memory.empty()
+    if not isinstance(state, dict) or state.get("version") != memory.VERSION:
+        return memory.empty()
+    return state
+
+
+@dataclass
+class Outcome:
+    """One reading, judged."""
+
+    node: Device
+    findings: list[Finding]
+    decision: Decision
+    seconds: float
+
+
+def examine(
+    config: Config,
+    state: dict[str, Any],
+    *,
+    full: bool = False,
+    scheduler: bool = False,
+    only: list[str] | None = None,
+    reading: Callable[..., Device] = read,
+) -> Outcome:
+    """Read and judge this node; `state` is brought up to date."""
+    began, now = time.monotonic(), time.time()
+    limits: Limits = load(config.expect)
+    new, node = memory.complete(state, reading(config, full=full, scheduler=scheduler), limits, now)
+    findings = judge(node, limits, quick=not full and not scheduler, only=only)
+    if scheduler and not full:
+        findings = [each for each in findings if each.check not in ("bmc-events", "container", "cuda")]
+    slurm = node.get("slurm")
+    decision = decide.decide(
+        findings,
+        new["unreadable"],
+        slurm.get("state", "") if slurm else "",
+        slurm.get("reason") if slurm else None,
+    )
+    new["unreadable"] = decision.unreadable
+    new["asked"] = _asked(findings, node)
+    new["history"] = [*state.get("history", []), [round(now), decision.verdict, decision.reason]][-200:]
+    state.clear()
+    state.update(new)
+    return Outcome(node, findings, decision, time.monotonic() - began)
+
+
+def _asked(findings: list[Finding], node: Device) -> list[str]:
+    """ "device number" of XIDs that ask for a reset or more, so that a later boot knows what was tried."""
+    grave = {finding.subject for finding in findings if finding.check == "xid" and finding.verdict == FAIL}
+    return sorted(
+        {
+            f"{event.device} {event.number}"
+            for event in node.get("kernel.events", ())
+            if event.kind == "xid" and f"{node.subject} {event.device}" in grave
+        }
+    )
+
+
+def write_metrics(path: Path, outcome: Outcome) -> None:
+    """Replace the exporter's file, whole or not at all. Raises OSError."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(metrics.text(outcome.node, outcome.findings, outcome.seconds, time.time()))
+    beside.chmod(0o644)
+    os.replace(beside, path)

@@ -1,0 +1,1 @@
+"""The checks of the catalogue, by what they are about."""

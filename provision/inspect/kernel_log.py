@@ -1,0 +1,104 @@
+"""Kernel messages in whatever form, and what daemons beside the kernel write into the same journal. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from provision.health.finding import FAIL, WARN
+from provision.health.kernel import events, parse
+from provision.health.readings import Device
+from provision.inspect.recording import Kind, Recording
+
+
+def is_it(text: str) -> bool:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return bool(lines) and len(parse(text)) * 2 >= len(lines)
+
+
+# what daemons say in the journal: pattern -> verdict, check, advice, action
+_DAEMONS = (
+    (
+        r"(\S+)\.service: Scheduled restart job, restart counter is at (\d+)",
+        FAIL,
+        "services",
+        "it ends again and again: journalctl -u UNIT; changed MIG or driver under it?",
+        "drain",
+    ),
+    (
+        r"(\S+)\.service: Failed with result '([^']+)'",
+        FAIL,
+        "services",
+        "systemctl status UNIT; journalctl -u UNIT",
+        "fix",
+    ),
+    (
+        r"(\S+)\.service: Main process exited, code=(\S+), status=(\S+)",
+        WARN,
+        "services",
+        "journalctl -u UNIT",
+        "warn",
+    ),
+)
+
+
+def parse_log(text: str) -> Recording:
+    found = Recording("kernel messages")
+    messages = parse(text)
+    reported = events(messages)
+    found.node = Device("node", {"kernel.events": reported}, found.kind)
+    for pattern, verdict, check, advice, action in _DAEMONS:
+        last: dict[str, re.Match[str]] = {}
+        for message in messages:
+            match = re.search(pattern, message.text)
+            if match:
+                last[match[1]] = match
+        for unit, match in last.items():
+            found.find(
+                verdict, check, unit, match[0], "active", action=action, advice=advice.replace("UNIT", unit)
+            )
+        if last:
+            break
+    loaded = [
+        match
+        for message in messages
+        if (match := re.search(r"loading NVIDIA UNIX (Open )?Kernel Module .*?\s([\d.]{5,})\s", message.text))
+    ]
+    if loaded:
+        found.node.values["driver_version"] = loaded[-1][2]
+    lines = sum(1 for line in text.splitlines() if line.strip())
+    odd = lines - len(messages)
+    found.about = f"{len(messages)} messages, {len(reported)} kinds of events" + (
+        f", {odd} lines of another form" if odd else ""
+    )
+    if not text.endswith("\n") and len(messages) > 1:
+        found.find(
+            WARN,
+            "recording",
+            found.kind,
+            "ends in the middle of a line",
+            "whole lines",
+            why="cut off? events may be missing",
+            advice="record it again",
+        )
+    return found
+
+
+def is_systemctl(text: str) -> bool:
+    return (
+        re.search(r"^\S+\.service: (?:Main process|Scheduled restart|Failed with)", text, re.MULTILINE)
+        is not None
+    )
+
+
+def parse_systemctl(text: str) -> Recording:
+    prefixed = "".join(f"systemd[1]: {line}\n" for line in text.splitlines() if line.strip())
+    found = parse_log(prefixed)
+    found.kind = "systemd's messages"
+    found.node.values.pop("kernel.events", None)
+    return found
+
+
+KINDS = (
+    Kind("systemd's messages", is_systemctl, parse_systemctl),
+    Kind("kernel messages", is_it, parse_log),
+)

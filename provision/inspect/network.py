@@ -1,0 +1,405 @@
+"""InfiniBand and RoCE: ibstat, ibstatus, ibdev2netdev, perfquery, ibnetdiscover -p, ip and lldp as a manifest. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from typing import Any
+
+from provision.health.finding import FAIL, PASS, SKIP, WARN
+from provision.health.readings import Device
+from provision.inspect.recording import Kind, Recording
+
+
+def is_ibstat(text: str) -> bool:
+    return re.search(r"^CA '[^']+'", text, re.MULTILINE) is not None
+
+
+_FIELDS = {
+    "State": "state",
+    "Physical state": "phys_state",
+    "Rate": "rate",
+    "Link layer": "link_layer",
+    "Base lid": "lid",
+}
+
+
+def parse_ibstat(text: str) -> Recording:
+    found = Recording("ibstat")
+    ports: list[Device] = []
+    adapters: dict[str, int | None] = {}
+    firmware: dict[str, str] = {}
+    adapter = ""
+    for line in text.splitlines():
+        begun = re.match(r"CA '([^']+)'", line)
+        numbered = re.match(r"\s+Port (\d+):\s*$", line)
+        field = re.match(r"\s+([A-Z][\w ]+?): *(.*)$", line)
+        if begun:
+            adapter = begun[1]
+            adapters[adapter] = None
+        elif numbered and adapter:
+            ports.append(
+                Device(
+                    f"{adapter}:{numbered[1]}",
+                    {"device": adapter, "fw_ver": firmware.get(adapter)},
+                    found.kind,
+                )
+            )
+        elif field and field[1] == "Number of ports" and field[2].isdigit():
+            adapters[adapter] = int(field[2][:4])
+        elif field and field[1] == "Firmware version":
+            firmware[adapter] = field[2]
+        elif field and field[1] in _FIELDS and ports and ports[-1].get("device") == adapter:
+            ports[-1].values[_FIELDS[field[1]]] = _port_value(_FIELDS[field[1]], field[2].strip())
+    for name, count in adapters.items():
+        seen = [port for port in ports if port.get("device") == name]
+        if count is None or len(seen) != count:
+            found.cut(
+                f"{name} has {count if count is not None else 'no number of'} ports, {len(seen)} are told: cut off?"
+            )
+    for port in ports:
+        missing = [key for key in ("state", "phys_state", "rate", "link_layer") if port.get(key) is None]
+        if missing:
+            found.cut(f"{port.subject} without {', '.join(missing)}: cut off?")
+            port.values.setdefault("state", "unknown")
+        if port.get("link_layer") == "Ethernet":
+            port.values.pop("lid", None)  # 0 is right there
+        if port.get("phys_state") != "LinkUp":
+            port.values.pop("rate", None)  # what a port that is down says of its rate means nothing
+    if ports and not text.endswith("\n"):
+        found.cut("ends in the middle of a line")
+    found.node = Device("node", {"ports": ports}, found.kind)
+    found.about = f"{len(adapters)} adapters, {len(ports)} ports"
+    return found
+
+
+def _port_value(name: str, text: str) -> Any:
+    if name == "rate":
+        number = re.match(r"\d+(?:\.\d+)?", text)
+        return float(number[0]) if number else None
+    if name == "lid":
+        return int(text, 0) if re.fullmatch(r"0x[0-9a-fA-F]{1,8}|[1-9]\d{0,7}|0", text) else None
+    return text
+
+
+def is_ibstatus(text: str) -> bool:
+    return re.search(r"^Infiniband device '[^']+' port \d+ status:", text, re.MULTILINE) is not None
+
+
+def parse_ibstatus(text: str) -> Recording:
+    found = Recording("ibstatus")
+    ports: list[Device] = []
+    names = {
+        "state": "state",
+        "phys state": "phys_state",
+        "rate": "rate",
+        "link_layer": "link_layer",
+        "base lid": "lid",
+    }
+    for line in text.splitlines():
+        begun = re.match(r"Infiniband device '([^']+)' port (\d+) status:", line)
+        field = re.match(r"\s+([\w ]+?):\s+(.*)$", line)
+        if begun:
+            ports.append(Device(f"{begun[1]}:{begun[2]}", {"device": begun[1]}, found.kind))
+        elif field and ports and field[1] in names:
+            told = field[2].strip()
+            if names[field[1]] in ("state", "phys_state"):
+                told = told.partition(": ")[2] or told
+            ports[-1].values[names[field[1]]] = _port_value(names[field[1]], told)
+    for port in ports:
+        missing = [key for key in ("state", "phys_state", "rate", "link_layer") if port.get(key) is None]
+        if missing:
+            found.cut(f"{port.subject} without {', '.join(missing)}: cut off?")
+            port.values.setdefault("state", "unknown")
+        if port.get("link_layer") == "Ethernet":
+            port.values.pop("lid", None)
+    if not text.endswith("\n"):
+        found.cut("ends in the middle of a line")
+    found.node = Device("node", {"ports": ports}, found.kind)
+    found.about = f"{len(ports)} ports"
+    return found
+
+
+_DEV = re.compile(r"(\S+) port (\d+) ==> (\S+) \((\w+)\)\s*")
+
+
+def is_ibdev2netdev(text: str) -> bool:
+    return re.search(r"^\S+ port \d+ ==> \S+ \(\w+\)", text, re.MULTILINE) is not None
+
+
+def parse_ibdev2netdev(text: str) -> Recording:
+    found = Recording("ibdev2netdev")
+    states = []
+    for line in text.splitlines():
+        told = _DEV.fullmatch(line)
+        if told:
+            states.append(told[4])
+            up = told[4] == "Up"
+            found.find(
+                PASS if up else FAIL,
+                "port",
+                f"{told[1]}:{told[2]}",
+                f"{told[3]} {told[4]}",
+                "Up",
+                action=None if up else "drain",
+                advice=None if up else "ibstat; ip link; cable, subnet manager",
+            )
+        elif line.strip():
+            found.cut(f"not a line of ibdev2netdev: {line[:60]!r}")
+    if not text.endswith("\n"):
+        found.cut("ends in the middle of a line")
+    found.node.values["port.count"] = len(states)
+    found.about = f"{len(states)} ports, {states.count('Up')} up"
+    return found
+
+
+_COUNTERS = {
+    "SymbolErrorCounter": "symbol_error",
+    "LinkErrorRecoveryCounter": "link_error_recovery",
+    "LinkDownedCounter": "link_downed",
+    "PortRcvErrors": "port_rcv_errors",
+    "LocalLinkIntegrityErrors": "local_link_integrity_errors",
+    "ExcessiveBufferOverrunErrors": "excessive_buffer_overrun_errors",
+}
+
+
+def is_perfquery(text: str) -> bool:
+    return (
+        re.search(
+            r"^# (?:Port (?:extended )?counters|Port \w+ counters)|^(?:SymbolErrorCounter|PortXmitData):\.+",
+            text,
+            re.MULTILINE,
+        )
+        is not None
+    )
+
+
+def parse_perfquery(text: str) -> Recording:
+    found = Recording("perfquery")
+    ports: list[Device] = []
+    for line in text.splitlines():
+        head = re.match(r"# Port .*?: Lid (\d+) port (\d+)", line)
+        told = re.match(r"(\w+):\.+(\S+)\s*$", line)
+        if head:
+            ports.append(Device(f"lid {head[1]} port {head[2]}", {}, found.kind))
+        elif told and told[1] in _COUNTERS:
+            if not ports:
+                ports.append(Device("port", {}, found.kind))
+            number = told[2]
+            if number.isdigit():
+                ports[-1].values[_COUNTERS[told[1]]] = int(number[:18])
+            else:
+                found.cut(f"{told[1]} is {number!r}, no number")
+    for port in ports:
+        missing = [name for name, key in _COUNTERS.items() if not port.told(key)]
+        if missing:
+            found.cut(f"{port.subject} without {', '.join(missing[:3])}: cut off?")
+        downed = port.get("link_downed")
+        if downed:
+            found.find(
+                WARN,
+                "link-flaps",
+                port.subject,
+                f"link_downed {downed}",
+                "0",
+                action="warn",
+                why="since the counters were reset",
+                advice="perfquery -R, then read again in an hour",
+            )
+    if not ports:
+        found.cut("no counter in it")
+    if not text.endswith("\n"):
+        found.cut("ends in the middle of a line")
+    found.node = Device("node", {"ports": ports}, found.kind)
+    found.about = f"{len(ports)} ports"
+    return found
+
+
+_NET = re.compile(
+    r"(CA|SW|RT)\s+(\d+)\s+(\d+)\s+(0x[0-9a-f]+)\s+(\d+x)\s+(\S+)\s*(?:-\s+(CA|SW|RT)\s+(\d+)\s+(\d+)\s+(0x[0-9a-f]+)\s+\(\s*'([^']*)'\s+-\s+'([^']*)'\s*\)|'([^']*)')\s*"
+)
+
+
+def is_ibnetdiscover(text: str) -> bool:
+    return any(_NET.fullmatch(line) for line in text.splitlines()[:5])
+
+
+def parse_ibnetdiscover(text: str) -> Recording:
+    found = Recording("ibnetdiscover -p")
+    links = []
+    idle = 0
+    for line in text.splitlines():
+        told = _NET.fullmatch(line)
+        if told is None:
+            if line.strip() and not line.startswith("#"):
+                found.cut(f"not a line of ibnetdiscover -p: {line[:60]!r}")
+        elif told[7] is None:
+            idle += 1
+        else:
+            links.append((f"{told[11]} port {told[3]}", f"{told[5]} {told[6]}"))
+    speeds = Counter(speed for _, speed in links)
+    usual = speeds.most_common(1)[0][0] if speeds else ""
+    slow = [(name, speed) for name, speed in links if speed != usual]
+    for name, speed in slow:
+        found.find(
+            WARN,
+            "port",
+            name,
+            speed,
+            f"{usual} as most links",
+            action="warn",
+            advice="cable, transceiver or port of a lower speed",
+        )
+    if links and not slow:
+        found.tell("port", f"{len(links)} link ends", usual)
+    if idle:
+        found.find(SKIP, "port", f"{idle} switch ports", why="nothing is connected there")
+    if not links:
+        found.cut("no link in it")
+    found.about = f"{len(links)} link ends, {idle} free ports"
+    return found
+
+
+def is_manifest(text: str) -> bool:
+    return '"intf_status"' in text and '"link_speed"' in text
+
+
+def parse_manifest(text: str) -> Recording:
+    found = Recording("network interfaces (JSON)")
+    try:
+        told = json.loads(text)
+        interfaces: dict[str, dict[str, Any]] = {
+            str(each["ifname"]): dict(each) for each in told["intf_status"]
+        }
+        speeds = {str(name): int(speed or 0) for name, speed in told["link_speed"].items()}
+        configured = {
+            str(name): dict(each or {}) for name, each in dict(told.get("intf_ifcfg") or {}).items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        found.cut(f"not the JSON of interfaces: {error!r}; cut off?")
+        return found
+    expected = Counter(speed for name, speed in speeds.items() if not _bond(interfaces.get(name, {})))
+    best = max(expected, default=0)
+    for name in sorted(set(configured) | set(speeds)):
+        if name not in interfaces:
+            found.find(
+                FAIL,
+                "port",
+                name,
+                "no such interface",
+                "up",
+                action="drain",
+                advice="lspci; dmesg | grep mlx5; cable",
+            )
+            continue
+        each = interfaces[name]
+        state, flags = str(each.get("operstate")), each.get("flags", [])
+        fine = state == "UP" and "LOWER_UP" in flags
+        found.find(
+            PASS if fine else FAIL,
+            "port",
+            name,
+            f"{state}, {speeds.get(name, 0) // 1000} Gbit/s",
+            "UP",
+            action=None if fine else "drain",
+            advice=None if fine else "cable and transceiver",
+        )
+        mtu = str(configured.get(name, {}).get("MTU", each.get("mtu")))
+        if mtu != str(each.get("mtu")):
+            found.find(
+                FAIL,
+                "mtu",
+                name,
+                f"MTU {each.get('mtu')}",
+                f"{mtu} as configured",
+                action="drain",
+                advice=f"ip link set {name} mtu {mtu}",
+            )
+    for name in interfaces:
+        members = [
+            other for other, about in interfaces.items() if name in (about.get("main"), about.get("master"))
+        ]
+        total = sum(speeds.get(member, 0) for member in members)
+        if members and speeds.get(name, 0) < total:
+            found.find(
+                FAIL,
+                "port",
+                name,
+                f"{speeds.get(name, 0) // 1000} Gbit/s",
+                f"{total // 1000} of {len(members)} members",
+                action="drain",
+                advice="cat /proc/net/bonding/" + name,
+            )
+        uneven = {str(interfaces[member].get("mtu")) for member in [*members, name]} if members else set()
+        if len(uneven) > 1:
+            found.find(
+                FAIL,
+                "mtu",
+                name,
+                f"MTUs {', '.join(sorted(uneven))}",
+                "one for the bond and its members",
+                action="drain",
+                advice=f"ip link set {name} mtu ...",
+            )
+    members_missing = [
+        name
+        for name, about in configured.items()
+        if str(about.get("SLAVE")).lower() == "yes" and name not in interfaces
+    ]
+    found.about = f"{len(interfaces)} interfaces, fastest {best // 1000} Gbit/s" + (
+        f", {len(members_missing)} missing" if members_missing else ""
+    )
+    found.data = {
+        "bonds": [name for name, each in interfaces.items() if _bond(each)],
+        "speeds": speeds,
+        "mtus": {name: each.get("mtu") for name, each in interfaces.items()},
+    }
+    return found
+
+
+def _bond(interface: dict[str, Any]) -> bool:
+    return "MASTER" in interface.get("flags", [])
+
+
+def is_guids(text: str) -> bool:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return len(lines) >= 2 and all(
+        re.fullmatch(r"VM_hostname \S+|(?:0x)?[0-9a-f]{16}", line) for line in lines
+    )
+
+
+def parse_guids(text: str) -> Recording:
+    found = Recording("port GUIDs of hosts")
+    seen: dict[str, str] = {}
+    host = "?"
+    for line in text.splitlines():
+        if line.startswith("VM_hostname"):
+            host = line.split()[1]
+        elif line.strip():
+            guid = line.strip().removeprefix("0x")
+            if guid in seen:
+                found.find(
+                    FAIL,
+                    "port-guid",
+                    host,
+                    f"{guid} is also {seen[guid]}'s",
+                    "a GUID of its own",
+                    action="drain",
+                    advice="a clone? set its own GUID",
+                )
+            seen.setdefault(guid, host)
+    if not found.findings:
+        found.tell("port-guid", f"{len(set(seen.values()))} hosts", f"{len(seen)} different GUIDs")
+    return found
+
+
+KINDS = (
+    Kind("ibstat", is_ibstat, parse_ibstat),
+    Kind("ibstatus", is_ibstatus, parse_ibstatus),
+    Kind("ibdev2netdev", is_ibdev2netdev, parse_ibdev2netdev),
+    Kind("perfquery", is_perfquery, parse_perfquery),
+    Kind("ibnetdiscover -p", is_ibnetdiscover, parse_ibnetdiscover),
+    Kind("network interfaces (JSON)", is_manifest, parse_manifest),
+    Kind("port GUIDs of hosts", is_guids, parse_guids),
+)

@@ -1,0 +1,220 @@
+"""Kernel messages: forms of lines, events, XIDs and what they ask for."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from provision.health import xid
+from provision.health.finding import FAIL, PASS, UNKNOWN, WARN
+from provision.health.kernel import Event, address, events, parse
+
+LINE = "NVRM: Xid (PCI:0000:1b:00): 79, pid=4711, name=python3, GPU has fallen off the bus."
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "3,1042,9000123,-;{}",
+        "[    9.000123] {}",
+        "[Mon Mar  3 10:11:12 2025] {}",
+        "<3>[    9.000123] {}",
+        "kern  :warn  : 2025-03-03T10:11:12,000123+00:00 {}",
+        "kern  :err   : [    9.000123] {}",
+        "Mar 03 10:11:12 gpu-7 kernel: {}",
+        "Mar  3 10:11:12 gpu-7 kernel: [    9.000123] {}",
+        "2025-03-03T10:11:12.000123+01:00 gpu-7 kernel: {}",
+        "2025-03-03T10:11:12+0100 gpu-7 kernel: {}",
+        '{{"MESSAGE": "{}", "SYSLOG_IDENTIFIER": "kernel"}}',
+        "[...] {}",
+        "{}",
+    ],
+)
+def test_a_line_of_any_form_is_the_same_event(form: str) -> None:
+    (event,) = events(parse(form.format(LINE) + "\n"))
+    assert (event.kind, event.device, event.number, event.pids) == ("xid", "0000:1b:00.0", 79, ("4711",))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "device"),
+    [
+        ("NVRM: GPU 0000:29:00.0: GPU has fallen off the bus.", "off-bus", "0000:29:00.0"),
+        ("NVRM: GPU 18:00.0: GPU has fallen off the bus.", "off-bus", "0000:18:00.0"),
+        ("NVRM: GPU 000f:01:00.0: RmInitAdapter failed! (0x62:0x1a:2631)", "rm-init", "000f:01:00.0"),
+        (
+            "nvidia-nvswitch0: SXid (PCI:0000:a9:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
+            "sxid",
+            "0000:a9:00.0",
+        ),
+        (
+            "pcieport 0000:00:02.0: AER: Uncorrected (Fatal) error received: id=0010",
+            "aer-fatal",
+            "0000:00:02.0",
+        ),
+        (
+            "pci 0000:1b:00.0: 63.008 Gb/s available PCIe bandwidth, limited by 16.0 GT/s",
+            "downtrain",
+            "0000:1b:00.0",
+        ),
+        ("nvidia-peermem nv_get_p2p_free_callback:127 ERROR detected invalid context", "peermem", ""),
+        (
+            "mlx5_core 0000:1a:00.0: mlx5_port_module_event: High Temperature",
+            "module-temperature",
+            "0000:1a:00.0",
+        ),
+        ("blk_update_request: I/O error, dev nvme0n1, sector 8", "io-error", "nvme0n1"),
+        ("EXT4-fs (sda1): Remounting filesystem read-only", "read-only", "sda1"),
+        ("watchdog: BUG: soft lockup - CPU#7 stuck for 22s!", "lockup", "7"),
+        ("INFO: task kworker/7:1:99 blocked for more than 120 seconds.", "hung-task", "kworker/7:1"),
+        ("Out of memory: Killed process 4711 (python3)", "oom", "4711"),
+        (
+            "nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -2)",
+            "peermem-symbol",
+            "ib_register_peer_memory_client",
+        ),
+    ],
+)
+def test_what_the_kernel_reports_is_an_event_with_its_device(text: str, kind: str, device: str) -> None:
+    (event,) = events(parse(f"[  1.000000] {text}\n"))
+    assert (event.kind, event.device) == (kind, device)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NVRM: Xid error: xyz",
+        "NVRM: Xid (invalid): some error",
+        "nvidia-nvswitch0: SXid (PCI:0000:00:00.0): xyz, Fatal",
+        "NVRM: The NVIDIA GPU invalid-bdf.0",
+        "usb 1-1: new high-speed USB device",
+    ],
+)
+def test_what_only_looks_like_an_event_is_none(text: str) -> None:
+    assert events(parse(f"[  1.000000] {text}\n")) == []
+
+
+def test_a_gpu_off_the_bus_told_in_three_lines_is_one_event() -> None:
+    log = (
+        "[ 1843.308145] NVRM: The NVIDIA GPU 0000:b3:00.0\n"
+        "               NVRM: (PCI ID: 10de:2335) installed in this system has\n"
+        "               NVRM: fallen off the bus and is not responding to commands.\n"
+        "[ 1843.439662] NVRM: The NVIDIA probe routine failed for 1 device(s).\n"
+    )
+    assert [(event.kind, event.device) for event in events(parse(log))] == [("off-bus", "0000:b3:00.0")]
+
+
+def test_equal_lines_are_one_event_with_a_count() -> None:
+    log = "".join(f"[{n}.000000] {LINE.replace('4711', str(n % 3))}\n" for n in range(20_000))
+    (event,) = events(parse(log))
+    assert (event.count, event.first, event.last, len(event.pids)) == (20_000, "0.000000", "19999.000000", 3)
+
+
+@pytest.mark.parametrize(
+    ("written", "plain"),
+    [
+        ("00000000:1B:00.0", "0000:1b:00.0"),
+        ("1b:00.0", "0000:1b:00.0"),
+        ("0009:01:00", "0009:01:00.0"),
+        ("10001:00:00.0", "10001:00:00.0"),
+    ],
+)
+def test_addresses_are_written_one_way(written: str, plain: str) -> None:
+    assert address(written) == plain
+
+
+@given(st.text(), st.integers(0, 200))
+def test_no_text_makes_the_parser_fail(text: str, cut: int) -> None:
+    log = f"[    9.000123] {LINE}\n{text}\n"
+    assert isinstance(events(parse(log[:cut])), list)
+    assert events(parse(text)) == [] or "NVRM" in text or len(text) > 10
+
+
+# ---- XIDs
+
+
+def xid_of(number: int, text: str = "", **over: object) -> Event:
+    return Event("xid", "0000:1b:00.0", number, text, **over)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("number", "others", "verdict", "action"),
+    [
+        (13, [], PASS, None),
+        (43, [], PASS, None),
+        (31, [], PASS, None),
+        (45, [], WARN, "warn"),
+        (45, [13], PASS, None),
+        (48, [], FAIL, "reset"),
+        (48, [63], FAIL, "reset"),
+        (48, [64], FAIL, "rma"),
+        (54, [], FAIL, "drain"),
+        (63, [], WARN, "warn"),
+        (64, [], FAIL, "reset"),
+        (74, [], FAIL, "reset"),
+        (74, [79], PASS, None),
+        (78, [], WARN, "warn"),
+        (79, [], FAIL, "reboot"),
+        (94, [], WARN, "warn"),
+        (95, [], FAIL, "reset"),
+        (119, [], FAIL, "reset"),
+        (120, [], FAIL, "reset"),
+        (140, [], FAIL, "reset"),
+        (142, [], FAIL, "drain"),
+        (151, [], FAIL, "reboot"),
+        (169, [], UNKNOWN, "drain"),
+        (999, [], UNKNOWN, "drain"),
+    ],
+)
+def test_an_xid_asks_for_what_its_workflow_says(
+    number: int, others: list[int], verdict: str, action: str | None
+) -> None:
+    event = xid_of(number)
+    judged = xid.judge(event, [event, *map(xid_of, others)], {})
+    assert (judged.verdict, judged.action) == (verdict, action)
+    assert judged.why
+
+
+@pytest.mark.parametrize(
+    ("number", "text", "verdict", "action"),
+    [
+        (149, "NETIR_LINK_EVT Fatal XC0 i0 Link 01", FAIL, "reset"),
+        (145, "RLW_REMAP Nonfatal XC0 i0 Link 00", WARN, "warn"),
+        (150, "something else", FAIL, "reset"),
+        (154, "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)", FAIL, "reset"),
+        (
+            154,
+            "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x2 (Node Reboot Required)",
+            FAIL,
+            "reboot",
+        ),
+        (154, "GPU recovery action changed from 0x0 (None) to 0x3 (Drain P2P)", FAIL, "drain"),
+        (154, "GPU recovery action changed from 0x4 (Drain and Reset) to 0x0 (None)", PASS, None),
+        (154, "GPU recovery action changed from 0x0 (None) to 0x9 (Dance)", UNKNOWN, "drain"),
+    ],
+)
+def test_the_text_of_an_xid_decides_where_its_number_does_not(
+    number: int, text: str, verdict: str, action: str | None
+) -> None:
+    event = xid_of(number, text)
+    judged = xid.judge(event, [event], {})
+    assert (judged.verdict, judged.action) == (verdict, action)
+
+
+def test_what_did_not_help_is_not_tried_again() -> None:
+    event = xid_of(119)
+    assert xid.judge(event, [event], {"reset": 1}).action == "reboot"
+    assert xid.judge(event, [event], {"reset": 1, "reboot": 1}).action == "rma"
+    bus = xid_of(79)
+    assert xid.judge(bus, [bus], {"reboot": 1}).action == "reboot"
+    assert xid.judge(bus, [bus], {"reboot": 2}).action == "rma"
+
+
+def test_application_errors_of_three_jobs_on_one_gpu_are_not_one_programs_fault() -> None:
+    event = xid_of(13, pids=("1", "2", "3"))
+    assert xid.judge(event, [event], {}).verdict == WARN
+
+
+def test_events_of_another_gpu_explain_nothing() -> None:
+    event, other = xid_of(45), Event("xid", "0000:2b:00.0", 13)
+    assert xid.judge(event, [event, other], {}).verdict == WARN

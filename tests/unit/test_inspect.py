@@ -1,0 +1,449 @@
+"""Recordings are recognised by content and judged; what is cut off or no recording is never called well."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from provision.cli import app
+from provision.cli.inspect import inspect as verb
+from provision.health.finding import FAIL, PASS, SKIP, UNKNOWN, WARN, Finding
+from provision.inspect.judge import KINDS, expectations, inspect, recognise, verdict
+
+if not app.registered_commands:
+    app.command("inspect")(verb)
+
+GPU_XML = """<gpu id="00000000:1B:00.0"><product_name>NVIDIA H100 80GB HBM3</product_name><uuid>GPU-1</uuid>
+<vbios_version>96.00.01</vbios_version><persistence_mode>Enabled</persistence_mode>
+<mig_mode><current_mig>Disabled</current_mig><pending_mig>Disabled</pending_mig></mig_mode>
+<gpu_recovery_action>None</gpu_recovery_action>
+<pci><pci_gpu_link_info><pcie_gen><max_link_gen>5</max_link_gen><current_link_gen>5</current_link_gen></pcie_gen>
+<link_widths><max_link_width>16x</max_link_width><current_link_width>16x</current_link_width></link_widths>
+</pci_gpu_link_info></pci>
+<clocks_event_reasons><clocks_event_reason_hw_slowdown>Not Active</clocks_event_reason_hw_slowdown>
+<clocks_event_reason_sw_power_cap>Active</clocks_event_reason_sw_power_cap></clocks_event_reasons>
+<ecc_mode><current_ecc>Enabled</current_ecc><pending_ecc>Enabled</pending_ecc></ecc_mode>
+<ecc_errors><volatile><sram_uncorrectable_parity>0</sram_uncorrectable_parity>
+<sram_uncorrectable_secded>0</sram_uncorrectable_secded><dram_uncorrectable>0</dram_uncorrectable></volatile>
+<aggregate><sram_uncorrectable_parity>3</sram_uncorrectable_parity>
+<sram_uncorrectable_secded>1</sram_uncorrectable_secded></aggregate></ecc_errors>
+<remapped_rows>N/A</remapped_rows>
+<temperature><gpu_temp>40 C</gpu_temp><gpu_temp_tlimit>47 C</gpu_temp_tlimit>
+<gpu_temp_slow_tlimit_threshold>-2 C</gpu_temp_slow_tlimit_threshold></temperature>
+<gpu_power_readings><power_draw>N/A</power_draw><instant_power_draw>66.84 W</instant_power_draw></gpu_power_readings>
+<fabric><state>Completed</state><status>Success</status></fabric></gpu>"""
+XML = f"""<?xml version="1.0" ?>
+<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">
+<nvidia_smi_log><driver_version>580.95.05</driver_version><attached_gpus>1</attached_gpus>{GPU_XML}
+</nvidia_smi_log>
+"""
+Q = """
+==============NVSMI LOG==============
+
+Timestamp                                              : Tue Mar  4 08:12:38 2025
+Driver Version                                         : 580.95.05
+CUDA Version                                           : 13.0
+
+Attached GPUs                                          : 1
+GPU 00000000:1B:00.0
+    Product Name                                       : NVIDIA H100 80GB HBM3
+    Persistence Mode                                   : Enabled
+    MIG Mode
+        Current                                        : Disabled
+        Pending                                        : Disabled
+    GPU Recovery Action                                : None
+    PCI
+        GPU Link Info
+            PCIe Generation
+                Max                                    : 5
+                Current                                : 5
+            Link Width
+                Max                                    : 16x
+                Current                                : 16x
+    Clocks Event Reasons
+        HW Slowdown                                    : Not Active
+            HW Thermal Slowdown                        : Not Active
+    ECC Mode
+        Current                                        : Enabled
+        Pending                                        : Enabled
+    ECC Errors
+        Volatile
+            SRAM Uncorrectable Parity                  : 0
+            SRAM Uncorrectable SEC-DED                 : 0
+            DRAM Uncorrectable                         : 0
+    Remapped Rows
+        Uncorrectable Error                            : 0
+        Pending                                        : No
+        Remapping Failure Occurred                     : No
+    Temperature
+        GPU Current Temp                               : 41 C
+        GPU T.Limit Temp                               : 46 C
+        GPU Slowdown T.Limit Temp                      : -2 C
+    Fabric
+        State                                          : Completed
+        Status                                         : Success
+    Processes                                          : None
+"""
+TABLE = """Tue Mar  4 08:12:38 2025
++-----------------------------------------------------------------------------------------+
+| NVIDIA-SMI 580.95.05              Driver Version: 580.95.05      CUDA Version: 13.0     |
++-----------------------------------------+------------------------+----------------------+
+| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |
+| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |
+|                                         |                        |               MIG M. |
+|=========================================+========================+======================|
+|   0  NVIDIA H100 80GB HBM3          On  |   00000000:1B:00.0 Off |                    0 |
+| N/A   41C    P0             69W /  700W |       0MiB /  81559MiB |      0%      Default |
+|                                         |                        |             Disabled |
++-----------------------------------------+------------------------+----------------------+
+
++-----------------------------------------------------------------------------------------+
+| Processes:                                                                              |
+|  No running processes found                                                             |
++-----------------------------------------------------------------------------------------+
+"""
+NVLINK = "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-00000000-0000-0000-0000-000000000001)\n" + "".join(
+    f"\t Link {number}: 26.562 GB/s\n" for number in range(18)
+)
+ERRORS = "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-00000000-0000-0000-0000-000000000001)\n" + "".join(
+    f"\t Link {number}: {kind} Errors: 0\n" for number in range(4) for kind in ("Replay", "Recovery", "CRC")
+)
+LIST = (
+    "GPU 0: NVIDIA H200 (UUID: GPU-00000000-0000-0000-0000-000000000001)\n"
+    "  MIG 3g.71gb     Device  0: (UUID: MIG-00000000-0000-0000-0000-000000000001)\n"
+)
+TOPO = (
+    "\t\x1b[4mGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m\n"
+    "GPU0\t X \tNV18\tPXB\t0-31\t0\nGPU1\tNV18\t X \tSYS\t0-31\t0\nNIC0\tPXB\tSYS\t X \t\t\n"
+)
+CSV = (
+    "index, name, temperature.gpu, power.draw [W], clocks_throttle_reasons.hw_thermal_slowdown\n"
+    "0, Tesla M40, 41, 61.20 W, Not Active\n1, GeForce GTX 745, 38, [Not Supported], [N/A]\n"
+)
+IBSTAT = """CA 'mlx5_0'
+\tCA type: MT4129
+\tNumber of ports: 1
+\tFirmware version: 28.39.1002
+\tPort 1:
+\t\tState: Active
+\t\tPhysical state: LinkUp
+\t\tRate: 400
+\t\tBase lid: 12
+\t\tSM lid: 1
+\t\tLink layer: InfiniBand
+"""
+PERFQUERY = (
+    "# Port counters: Lid 12 port 1 (CapMask: 0x5A00)\nPortSelect:......................1\n"
+    + "".join(
+        f"{name}:{'.' * (32 - len(name))}0\n"
+        for name in (
+            "SymbolErrorCounter",
+            "LinkErrorRecoveryCounter",
+            "LinkDownedCounter",
+            "PortRcvErrors",
+            "LocalLinkIntegrityErrors",
+            "ExcessiveBufferOverrunErrors",
+        )
+    )
+)
+DIAG = json.dumps(
+    {
+        "DCGM Diagnostic": {
+            "test_categories": [
+                {
+                    "category": "Deployment",
+                    "tests": [
+                        {
+                            "name": "software",
+                            "results": [
+                                {
+                                    "entity_group": "GPU",
+                                    "entity_group_id": 1,
+                                    "entity_id": 0,
+                                    "status": "Pass",
+                                }
+                            ],
+                            "test_summary": {"status": "Pass"},
+                        }
+                    ],
+                },
+                {
+                    "category": "Hardware",
+                    "tests": [
+                        {
+                            "name": "memory",
+                            "results": [
+                                {
+                                    "entity_group": "GPU",
+                                    "entity_group_id": 1,
+                                    "entity_id": 0,
+                                    "status": "Pass",
+                                }
+                            ],
+                            "test_summary": {"status": "Pass"},
+                        }
+                    ],
+                },
+            ]
+        },
+        "metadata": {"version": "4.4.1"},
+    },
+    indent=1,
+)
+NCCL = """# nThread 1 nGpus 1 minBytes 4294967296 maxBytes 8589934592 step: 2(factor) validation: 1
+# Using devices
+#  Rank  0 Group  0 Pid  100 on gpu-7 device  0 [0x1b] NVIDIA H200
+#  Rank  1 Group  0 Pid  101 on gpu-7 device  1 [0x2b] NVIDIA H200
+#
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+  4294967296    1073741824     float     sum      -1    12302   349.1  349.12      0    12300   349.1  349.10      0
+  8589934592    2147483648     float     sum      -1    24403   352.0  352.01      0    24400   352.0  352.00      0
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 350.5
+"""
+CGROUP = "CgroupPlugin=autodetect\nConstrainDevices=yes\nConstrainCores=yes\nConstrainRAMSpace=yes\n"
+LOG = (
+    "[    1.000000] NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\n"
+    "[    2.000000] usb 1-1: new device\n"
+)
+
+WELL: dict[str, tuple[str, str]] = {
+    "xml": ("nvidia-smi -q -x", XML),
+    "q": ("nvidia-smi -q", Q),
+    "table": ("nvidia-smi", TABLE),
+    "nvlink": ("nvidia-smi nvlink", NVLINK),
+    "nvlink-errors": ("nvidia-smi nvlink", ERRORS),
+    "list": ("nvidia-smi -L", LIST),
+    "topo": ("nvidia-smi topo", TOPO),
+    "csv": ("nvidia-smi CSV", CSV),
+    "ibstat": ("ibstat", IBSTAT),
+    "perfquery": ("perfquery", PERFQUERY),
+    "diag": ("dcgmi diag -j", DIAG),
+    "nccl": ("nccl-tests", NCCL),
+    "cgroup": ("cgroup.conf", CGROUP),
+    "log": ("kernel messages", LOG),
+}
+# a cut at the end of a line leaves a recording that nobody can tell from a whole one: lists, logs, settings
+OPEN_ENDED = {"list", "csv", "cgroup", "log", "nvlink-errors"}
+
+
+def found(*texts: str, **expect: Any) -> list[Finding]:
+    judged = inspect([(f"file{number}", text) for number, text in enumerate(texts)], expect)
+    return [finding for each in judged for finding in each.findings]
+
+
+def bad(*texts: str, **expect: Any) -> list[tuple[str, str]]:
+    return [(f.verdict, f.check) for f in found(*texts, **expect) if f.verdict not in (PASS, SKIP)]
+
+
+def overall(text: str, **expect: Any) -> str:
+    return verdict(inspect([("file", text)], expect))
+
+
+@pytest.mark.parametrize("name", WELL)
+def test_what_is_well_is_recognised_and_has_no_false_alarm(name: str) -> None:
+    kind, text = WELL[name]
+    known = recognise(text)
+    assert known is not None
+    assert known.name == kind
+    assert bad(text) == []
+    assert overall(text) == PASS
+
+
+@pytest.mark.parametrize("name", sorted(set(WELL) - OPEN_ENDED))
+def test_what_is_cut_off_is_never_well(name: str) -> None:
+    text = WELL[name][1]
+    by_lines = name in ("perfquery", "ibstat", "nvlink", "topo")
+    last = text.rstrip("\n").rfind("\n") if by_lines else len(text.rstrip()) - 1
+    # a table that ends with its last GPU is one of an older driver, or cut: a warning
+    healthy = (PASS,) if name == "table" else (PASS, WARN)
+    for cut in range(1, last, max(1, len(text) // 60)):
+        assert overall(text[:cut]) not in healthy, text[:cut][-80:]
+
+
+@given(st.text(max_size=400))
+@example("GPU0 GPU1\n")
+@example("Link 0: 1.2.3 GB/s")
+@example('{"DCGM Diagnostic": 3}')
+@settings(max_examples=150, deadline=None)
+def test_no_text_makes_it_fail_or_is_called_well(text: str) -> None:
+    assert overall(text) != PASS or recognise(text) is not None
+
+
+LINES = sorted({line for _, text in WELL.values() for line in text.splitlines()})
+
+
+@given(st.lists(st.sampled_from(LINES), max_size=12), st.integers(0, 400))
+@settings(max_examples=150, deadline=None)
+def test_no_mixture_of_lines_makes_a_parser_fail(lines: list[str], cut: int) -> None:
+    """Every parser that takes a text for its own must come through it without the net below all of them."""
+    text = ("\n".join(lines) + "\n")[: cut or None]
+    for kind in KINDS:
+        if kind.is_it(text):
+            kind.parse(text)
+
+
+@given(st.sampled_from(sorted(WELL)), st.data())
+@settings(max_examples=100, deadline=None)
+def test_no_damage_makes_a_parser_fail(name: str, data: st.DataObject) -> None:
+    text = WELL[name][1]
+    start = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(start, len(text)))
+    broken = text[:start] + data.draw(st.text(max_size=8)) + text[end:]
+    for kind in KINDS:
+        if kind.is_it(broken):
+            kind.parse(broken)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            XML.replace("<sram_uncorrectable_secded>1<", "<sram_uncorrectable_secded>2<"),
+            (FAIL, "sram-uncorrected"),
+        ),
+        (XML.replace("<current_link_width>16x", "<current_link_width>8x"), (FAIL, "pcie-link")),
+        (XML.replace("47 C", "-3 C").replace("40 C", "90 C"), (FAIL, "temperature")),
+        (XML.replace("<attached_gpus>1", "<attached_gpus>8"), (UNKNOWN, "gpu-count")),
+        (XML.replace("40 C", "Unknown Error"), (UNKNOWN, "temperature")),
+        (
+            Q.replace(
+                "Pending                                        : No",
+                "Pending                                        : Yes",
+            ),
+            (FAIL, "remap-pending"),
+        ),
+        (Q.replace("Completed", "In Progress"), (FAIL, "fabric-state")),
+        (
+            Q.replace(
+                "Status                                         : Success",
+                "Status    : Insufficient Resources",
+            ),
+            (FAIL, "fabric-state"),
+        ),
+        (Q.replace(": 0\n", ": Unknown Error\n"), (FAIL, "gpu-lost")),
+        (TABLE.replace("                  0 |", "                  3 |"), (FAIL, "ecc-uncorrected")),
+        (TABLE.replace("41C", "ERR!"), (UNKNOWN, "temperature")),
+        (
+            "Unable to determine the device handle for GPU0000:CB:00.0: Unknown Error\n" + LIST,
+            (FAIL, "gpu-count"),
+        ),
+        (
+            "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.95\n",
+            (FAIL, "driver-library"),
+        ),
+        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", (FAIL, "nvml")),
+        ("WARNING: infoROM is corrupted at gpu 0000:1B:00.0\n", (FAIL, "inforom")),
+        (NVLINK.replace("Link 7: 26.562 GB/s", "Link 7: <inactive>"), (FAIL, "nvlink-count")),
+        (NVLINK.replace("Link 7: 26.562 GB/s", "Link 7: inActive"), (FAIL, "nvlink-count")),
+        (NVLINK.replace("26.562", "13.281"), (FAIL, "nvlink-speed")),
+        (NVLINK.replace("H100 80GB HBM3", "H999"), (UNKNOWN, "nvlink-count")),
+        (ERRORS.replace("Recovery Errors: 0", "Recovery Errors: 7", 1), (WARN, "nvlink-errors")),
+        (TOPO.replace("GPU1\tNV18", "GPU1\tNV12"), (UNKNOWN, "topology")),
+        (CSV.replace("41", "abc"), (UNKNOWN, "temperature")),
+        (CSV.replace("Not Active", "Active"), (FAIL, "slowdown")),
+        (IBSTAT.replace("Active", "Initializing"), (FAIL, "port")),
+        (IBSTAT.replace("State: Active", "State: Down").replace("LinkUp", "Polling"), (FAIL, "port")),
+        (
+            PERFQUERY.replace("SymbolErrorCounter:..............0", "SymbolErrorCounter:..............65535"),
+            (WARN, "symbol-errors"),
+        ),
+        (DIAG.replace('"Pass"', '"Fail"'), (FAIL, "dcgm-diag")),
+        (NCCL.replace("352.01      0", "352.01      5"), (FAIL, "nccl-data")),
+        (NCCL.replace("0 OK", "2 FAILED"), (FAIL, "nccl-data")),
+        (NCCL.replace("352.01", "200.00"), (FAIL, "nccl-bandwidth")),
+        (NCCL.replace("352.01", "20.00"), (UNKNOWN, "nccl-bandwidth")),
+        ("There are not enough slots available in the system to satisfy the 16\n", (FAIL, "nccl-run")),
+        (CGROUP.replace("ConstrainDevices=yes", "ConstrainDevices=no"), (FAIL, "cgroup-conf")),
+        (LOG + "[    3.000000] NVRM: Xid (PCI:0000:1b:00): 95, Uncontained: LTC TAG\n", (FAIL, "xid")),
+        ("AutoDetect=nvml\nName=gpu\nName=gpu\n", (FAIL, "gres-conf")),
+        ("mlx5_0 port 1 ==> ib0 (Up)\nmlx5_1 port 1 ==> ib1 (Down)\n", (FAIL, "port")),
+        ("    gpuId 0:\n        U U U D\n", (FAIL, "nvlink-count")),
+    ],
+)
+def test_what_is_broken_is_found(text: str, expected: tuple[str, str]) -> None:
+    assert expected in bad(text)
+
+
+def test_spellings_of_drivers_come_to_the_same_reading() -> None:
+    (each,) = inspect([("file", XML)], {})
+    (gpu,) = each.parts[0].node["gpus"]
+    assert gpu["power.draw"] == 66.84
+    assert gpu["clocks_event_reasons.sw_power_cap"] == "Active"
+    assert gpu["ecc.errors.uncorrected.aggregate.sram"] == 4
+    old = XML.replace("clocks_event_reason", "clocks_throttle_reason").replace(
+        "gpu_power_readings", "power_readings"
+    )
+    (again,) = inspect([("file", old)], {})
+    assert again.parts[0].node["gpus"][0].values == gpu.values
+
+
+def test_a_branch_that_is_one_word_is_absent_as_a_whole() -> None:
+    assert {f.verdict for f in found(XML) if f.check in ("remap-pending", "remapped-rows")} == {SKIP}
+
+
+def test_the_largest_message_counts_and_not_the_average() -> None:
+    (said,) = [f for f in found(NCCL) if f.check == "nccl-bandwidth"]
+    assert (said.read or "").startswith("352.01 GB/s at 8589934592 bytes")
+
+
+def test_what_the_site_would_know_is_compared() -> None:
+    assert bad(XML, gpus=1, model="H100") == []
+    assert (FAIL, "gpu-count") in bad(XML, gpus=8)
+    assert (FAIL, "gpu-count") in bad(XML, model="H200")
+    assert (FAIL, "gpu-count") in bad(TOPO, gpus=8)
+    assert (FAIL, "port") in bad(IBSTAT, rate=200)
+    assert (FAIL, "gpu-count") in bad("gpus: 3\n", LIST)
+
+
+def test_files_are_compared_with_each_other() -> None:
+    conf = "GresTypes=gpu\nNodeName=gpu-[1-2] CPUs=192 RealMemory=1031000\n"
+    assert (FAIL, "gres-conf") in bad(conf, "NodeName=gpu-[1-2] Name=gpu Type=h100 File=/dev/nvidia[0-7]\n")
+    job = "JobId=1 GRES=gpu:1(IDX:0)\n"
+    minors = "index, pci.bus_id, minor\n0, 00000000:01:00.0, 4\n6, 00000000:C1:00.0, 0\n"
+    assert any("index 6, bus 0000:c1:00.0" in (f.read or "") for f in found(job, minors))
+
+
+def test_a_transcript_and_a_bug_report_are_judged_by_their_parts() -> None:
+    assert bad(f"$ nvidia-smi -L\n{LIST}[exit 0]\n$ nvidia-smi topo -m\n{TOPO}[exit 0]\n") == []
+    line = "_" * 46
+    parts = [f"*** nvidia-smi -q\n{Q}", LOG, "End of NVIDIA bug report log file."]
+    whole = "Start of NVIDIA bug report log file.\n" + "".join(f"{line}\n{part}\n" for part in parts)
+    assert bad(whole) == []
+    assert (UNKNOWN, "recording") in bad(whole[:-60])
+
+
+@pytest.mark.parametrize("text", ["", "hello\n", "\x00\x01\x02", "{}", "[]", "a: b\n", "<html></html>"])
+def test_what_is_no_recording_cannot_be_told(text: str) -> None:
+    assert overall(text) == UNKNOWN
+
+
+@pytest.mark.parametrize("text", ["gpus", "gpus=x", "colour=red", "gpus="])
+def test_an_expectation_that_is_none_is_wrong_input(text: str) -> None:
+    with pytest.raises(ValueError, match=r"expected gpus=8|is a number"):
+        expectations(text)
+
+
+def test_the_verb_prints_a_line_a_finding_and_ends_with_one_for_what_is_broken(tmp_path: Path) -> None:
+    file = tmp_path / "smi.xml"
+    file.write_text(XML.replace("<current_link_width>16x", "<current_link_width>8x"))
+    answer = CliRunner().invoke(app, ["inspect", str(file), "--expect", "gpus=1"])
+    assert answer.exit_code == 1
+    assert (
+        "FAIL pcie-link GPU 0 0000:1b:00.0: width x8, expected x16, reboot: reseat the card" in answer.output
+    )
+    told = json.loads(CliRunner().invoke(app, ["inspect", str(file), "--json"]).output)
+    assert (told["verb"], told["verdict"], told["nodes"]) == ("inspect", "fail", {})
+    assert told["details"]["files"][0]["kind"] == "nvidia-smi -q -x"
+    assert any(finding["source"] == str(file) for finding in told["findings"])
+
+
+def test_a_file_that_is_not_there_is_wrong_input(tmp_path: Path) -> None:
+    assert CliRunner().invoke(app, ["inspect", str(tmp_path / "none")]).exit_code == 2
