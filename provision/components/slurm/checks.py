@@ -342,17 +342,18 @@ def same(at: Target) -> Found:
     head = at.on(at.site.head.name)
     if head is None:
         return unknown(f"{at.site.head.name} is unreachable", source=at.site.head.name)
-    if at.node.name != at.site.head.name:
+    folder = _folder(at.host)
+    if at.node.name != at.site.head.name and folder == exports.FETCHED:
         own = at.host.run(f"[ ! -e {exports.CONF} ]")
         if own.rc == 1:
             advice = "run `provision apply`: it moves it aside"
             return Found(Verdict.FAIL, f"{exports.CONF} on the node", "none", advice, source=exports.CONF)
     names = ("slurm.conf", "cgroup.conf", "gres.conf")
     try:
-        here = _sums(at.host, exports.FETCHED, names)
+        here = _sums(at.host, folder, names)
         there = _sums(head, exports.ETC, names)
     except _NoAnswer as error:
-        return unknown(str(error), source=exports.FETCHED)
+        return unknown(str(error), source=folder)
     different = [name for name in names if here.get(name) != there.get(name)]
     return Found(
         Verdict.FAIL if different else Verdict.PASS,
@@ -361,8 +362,14 @@ def same(at: Target) -> Found:
         action="scontrol reconfigure on the head; a node that was away: systemctl restart slurmd"
         if different
         else None,
-        source=exports.FETCHED,
+        source=folder,
     )
+
+
+def _folder(host: Any) -> str:
+    """Where slurmd's configuration is: what slurmctld sent, or where the cluster is not configless its own files."""
+    sent = host.run(f"[ -e {exports.FETCHED}/slurm.conf ]").rc == 0
+    return exports.FETCHED if sent or host.run(f"[ -e {exports.CONF} ]").rc != 0 else exports.ETC
 
 
 def _sums(host: Any, folder: str, names: tuple[str, ...]) -> dict[str, str]:
@@ -375,8 +382,9 @@ def isolation(at: Target) -> Found:
     """A job gets only its own GPUs: cgroups constrain devices, and Slurm has the plugin for this host's cgroups."""
     if at.node.gpu is None:
         return skip("this node has no GPU")
+    file = f"{_folder(at.host)}/cgroup.conf"
     try:
-        constrained = lint.parameter(_ask(at.host, f"cat {exports.FETCHED}/cgroup.conf"), "ConstrainDevices")
+        constrained = lint.parameter(_ask(at.host, f"cat {file}"), "ConstrainDevices")
         mounts = _ask(at.host, "mount")
         config = _ask(at.host, "scontrol show config")
         folder = next(
@@ -384,7 +392,7 @@ def isolation(at: Target) -> Found:
         )
         plugins = _ask(at.host, f"ls {quote(folder)}").split()
     except _NoAnswer as error:
-        return unknown(str(error), source="cgroup.conf")
+        return unknown(str(error), source=file)
     except StopIteration:
         return unknown("scontrol show config says nothing of PluginDir", source="scontrol show config")
     task = next((line for line in config.splitlines() if line.startswith("TaskPlugin ")), "")
@@ -398,5 +406,5 @@ def isolation(at: Target) -> Found:
         read=mistake or "ConstrainDevices=yes, cgroup_v2.so, task/cgroup",
         expected="ConstrainDevices=yes, cgroup_v2.so, task/cgroup",
         action="run `provision apply`, or install a build with the plugin" if mistake else None,
-        source=f"{exports.FETCHED}/cgroup.conf",
+        source=file,
     )
