@@ -736,6 +736,8 @@ def test_a_node_is_judged_by_what_it_registered() -> None:
     assert judge(version="").verdict is Verdict.FAIL
     assert judge(gres="gpu:h100-sxm:7").verdict is Verdict.FAIL
     assert judge(cpus=64).verdict is Verdict.FAIL
+    state = acceptance.parse_nodes(json.dumps({"nodes": [entry("g01", "IDLE")]}))["g01"]
+    assert checks.judge_node(state, None, "g01").verdict is Verdict.PASS  # a cluster that was built otherwise
     assert judge(state=["IDLE", "BRAND_NEW"]).verdict is Verdict.UNKNOWN
     low = judge(state=["DOWN", "INVALID_REG"], reason="gres/gpu count reported lower than configured (6 < 8)")
     assert low.verdict is Verdict.FAIL
@@ -750,6 +752,8 @@ def test_a_drain_by_slurmctld_itself_is_a_fault_with_its_cause(tmp_path: Path) -
     found = checks.judge_node(state, kind, "g01", devices=0)
     assert found.verdict is Verdict.FAIL
     assert "no device files" in str(found.why)
+    ours = judge(state=["IDLE", "DRAIN"], reason=f"provision: slurm-node: {reason}")
+    assert ours.verdict is Verdict.PASS  # mended since: otherwise it could never be admitted again
     silent = acceptance.parse_nodes(json.dumps({"nodes": [entry("g01", "DOWN", version="")]}))["g01"]
     plugin = lint.log_cause("error: Couldn't find the specified plugin name for cgroup/v2")
     found = checks.judge_node(silent, kind, "g01", said=plugin)

@@ -54,31 +54,30 @@ def judge_node(
     devices: int | None = None,
     said: lint.Cause | None = None,
 ) -> Found:
-    """What slurmctld knows of a node against what the site file says of it.
+    """What slurmctld knows of a node against what the site file says of it, where that is known (`kind`).
 
     `devices`: device files of GPUs on the node, None where not counted; `said`: what its slurmd's log means.
     """
-    if kind is None:
-        return unknown(f"the hardware of {name} is in neither site file nor lock file")
-    cpus = kind.sockets * kind.cores * kind.threads
-    expected = f"registered, {cpus} CPUs, {kind.memory} MiB, {kind.gres or 'no GPU'}"
+    wanted = (kind.cpus, kind.memory, kind.gres or "") if kind else None
+    expected = f"registered, {_shown(*wanted)}" if wanted else "registered"
     if state is None:
         return Found(Verdict.FAIL, "not in slurm.conf", expected, "run `provision apply`")
     gres = state.gres.partition("(")[0]
-    read = f"{state.word}, {state.cpus} CPUs, {state.memory} MiB, {gres or 'no GPU'}"
+    read = f"{state.word}, {_shown(state.cpus, state.memory, gres)}"
     reason = state.reason or ""
     if not state.known:
         return unknown(f"state {state.word} is not understood", source="scontrol show node")
     causes = lint.reason_cause(reason, devices=devices, memory=state.memory)
-    if not state.registered or state.invalid or state.base == "DOWN" or (state.drained and causes):
+    # our own reason may tell of what is mended by now
+    closed = state.drained and bool(causes) and not exports.ours(reason)
+    if not state.registered or state.invalid or state.base == "DOWN" or closed:
         causes += [said] if said else []
         why = "; ".join([reason, *(cause.why for cause in causes)]).strip("; ")
         action = (
             causes[0].action if causes else f"on {name}: systemctl status slurmd; journalctl -u slurmd -n 20"
         )
         return Found(Verdict.FAIL, read, expected, action, why or None)
-    same = (state.cpus, state.memory, gres) == (cpus, kind.memory, kind.gres or "")
-    if not same:
+    if wanted not in (None, (state.cpus, state.memory, gres)):
         return Found(Verdict.FAIL, read, expected, "run `provision apply`, or correct the site file")
     if state.drained and not exports.ours(reason):
         return Found(
@@ -89,6 +88,10 @@ def judge_node(
             f"drained: {reason}",
         )
     return Found(Verdict.PASS, read, expected, why=reason or None)
+
+
+def _shown(cpus: int, memory: int, gres: str) -> str:
+    return f"{cpus} CPUs, {memory} MiB, {gres or 'no GPU'}"
 
 
 @check("slurmctld-answers", role="head")
