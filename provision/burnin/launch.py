@@ -72,7 +72,7 @@ class Job:
     python: str
     reservation: str
     partition: str
-    train_minutes: float = 0.0  # 0: as long as the level takes
+    run_minutes: float | None = None  # how long to run; None: as long as the level takes
     level: str = "quick"
     inject: str | None = None
 
@@ -144,7 +144,7 @@ def batch_script(job: Job) -> str:
         "cuda" if job.gpus_per_node else "cpu",
         "--level",
         job.level,
-        *(["--minutes", f"{job.train_minutes:g}"] if job.train_minutes else []),
+        *(["--minutes", f"{job.run_minutes:g}"] if job.run_minutes else []),
         *(["--inject", job.inject] if job.inject else []),
     ]
     lines = "".join(f"#SBATCH {directive}\n" for directive in directives)

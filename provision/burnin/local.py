@@ -80,7 +80,7 @@ def run_local(
     interpreter: Interpreter,
     directory: Path,
     *,
-    minutes: float,
+    minutes: float | None,
     level: str,
     limits: Mapping[str, float] | None = None,
     arguments: tuple[str, ...] = (),
@@ -99,7 +99,8 @@ def run_local(
     program.write_bytes(archive())
     command = [
         interpreter.path, str(program), "--out", str(out), "--raw", str(directory / "ranks"),
-        "--device", "cuda" if interpreter.gpus else "cpu", "--level", level, "--minutes", f"{minutes:g}", *arguments,
+        "--device", "cuda" if interpreter.gpus else "cpu", "--level", level,
+        *(["--minutes", f"{minutes:g}"] if minutes else []), *arguments,
     ]  # fmt: skip
     last = _spawn(command, ranks, progress)
     host = socket.gethostname()

@@ -15,6 +15,7 @@ from provision.burnin.judge import Expected, Judgement, judge
 from provision.burnin.launch import Job, Launcher, LaunchError, Outcome, StillRunning
 from provision.burnin.result import BurninResult, ResultError
 from provision.burnin.settings import BurninSettings
+from provision.burnin.workload.levels import plan
 from provision.components.slurm import acceptance
 from provision.components.slurm.exports import AWAITING, ours
 from provision.engine import headstate, runs
@@ -25,7 +26,8 @@ from provision.report.model import Document, NodeResult, Verdict, worst
 from provision.site.hostlist import fold
 from provision.site.models import Node, Site
 
-JOB_MINUTES = 15  # Slurm's limit for the level quick, which takes one or two; training longer comes on top
+SPARE_MINUTES = 15  # of Slurm's limit, beyond what the level should take: slow nodes must come to an end, too
+TOOLS_MINUTES = 45  # dcgmi diag -r 3 and others, beyond the level
 WAIT_SECONDS = 900.0
 
 
@@ -34,7 +36,7 @@ class Options:
     """How to burn in."""
 
     level: str = "quick"
-    minutes: float = 0.0  # train at least this long
+    minutes: float | None = None  # about how long to run; None: as long as the level takes
     admit: bool = False  # open the nodes that waited for acceptance and pass
     inject: str | None = None  # a fault made on purpose, to see it found: "flip-bit:1"
     wait: float = WAIT_SECONDS  # seconds for other jobs to leave the nodes
@@ -111,6 +113,12 @@ def burn_in(
         runs.keep(site, entry, document, sudo_password=sudo_password)
         entry.conclude(document)
     return document
+
+
+def limit_minutes(level: str, minutes: float | None) -> int:
+    """Slurm's time limit for a run of `level` in `minutes`."""
+    expected = plan(level, minutes, "cuda")
+    return math.ceil(expected.seconds / 60) + SPARE_MINUTES + (TOOLS_MINUTES if expected.thorough else 0)
 
 
 def gpus_used(node: Node, settings: BurninSettings) -> int:
@@ -205,12 +213,12 @@ class _Burnin:
         job = Job(
             nodes=names,
             gpus_per_node=gpus,
-            minutes=JOB_MINUTES + math.ceil(self.options.minutes),
+            minutes=limit_minutes(self.options.level, self.options.minutes),
             directory=self.launcher.prepare(str(self.settings.directory), _addresses(nodes)),
             python=self.settings.python,
             reservation=reservation,
             partition=self.launcher.partition(names),
-            train_minutes=self.options.minutes,
+            run_minutes=self.options.minutes,
             level=self.options.level,
             inject=self.options.inject,
         )

@@ -11,6 +11,7 @@ import typer
 
 from provision.burnin.local import NoTorchError, find_interpreter, run_local
 from provision.burnin.run import WAIT_SECONDS, Options, burn_in
+from provision.burnin.workload.levels import LEVELS, MINUTES
 from provision.cli.common import (
     INTERRUPTED,
     JsonOption,
@@ -23,14 +24,18 @@ from provision.cli.common import (
     refuse,
 )
 
+LEVEL_HELP = ", ".join(f"{level} ({MINUTES[level]:g} min)" for level in LEVELS)
+
 
 def burnin(
     site_name: Annotated[
         str | None, typer.Argument(metavar="[SITE]", help="A site file, or the name of one in inventories/.")
     ] = None,
     limit: LimitOption = None,
-    minutes: Annotated[float, typer.Option(min=0, help="Train for at least this long.")] = 0.0,
-    level: Annotated[str, typer.Option(help="How much: quick.")] = "quick",
+    level: Annotated[str, typer.Option(help=f"How much: {LEVEL_HELP}.")] = "quick",
+    minutes: Annotated[
+        float | None, typer.Option(min=0.5, help="About how long, instead of what the level takes.")
+    ] = None,
     local: Annotated[bool, typer.Option("--local", help="This machine alone, without a site file.")] = False,
     python: Annotated[str | None, typer.Option(help="With --local: a Python that has PyTorch.")] = None,
     wait: Annotated[
@@ -38,15 +43,15 @@ def burnin(
     ] = WAIT_SECONDS,
     as_json: JsonOption = False,
 ) -> None:
-    """Run collectives, matrix products and a training job, check every result, judge every node.
+    """Run collectives, compute, memory and training under load, check every result, judge every node.
 
     Nodes that fail are drained with the reason; users' jobs cannot start on a node while it is tried. Ctrl-C
     cancels the job and puts the nodes back as they were.
 
     Example: provision burnin inventories/atlas.yml --limit atlas-gpu-[001-004]
     """
-    if level != "quick":
-        refuse(f"--level {level}: known is quick")
+    if level not in LEVELS:
+        refuse(f"--level {level}: known are {', '.join(LEVELS)}")
     if local == (site_name is not None):
         refuse("name a SITE, or give --local for this machine alone")
     if local:
@@ -66,7 +71,7 @@ def burnin(
     answer(document, as_json)
 
 
-def _local(python: str | None, minutes: float, level: str, as_json: bool) -> None:
+def _local(python: str | None, minutes: float | None, level: str, as_json: bool) -> None:
     try:
         interpreter = find_interpreter([python] if python else [sys.executable, "python3"])
     except NoTorchError as error:

@@ -31,8 +31,8 @@ def up(
     site: SiteArgument,
     limit: LimitOption = None,
     minutes: Annotated[
-        float, typer.Option("--minutes", min=0, help="Train for at least this long in the burn-in.")
-    ] = 0.0,
+        float | None, typer.Option("--minutes", min=0.5, help="About how long to burn in (default: 2).")
+    ] = None,
     burnin_all: Annotated[
         bool, typer.Option("--burnin-all", help="Burn in nodes that are admitted already, too.")
     ] = False,

@@ -28,7 +28,7 @@ def interpreter() -> Interpreter:
 
 
 def burn_in(interpreter: Interpreter, folder: Path, *arguments: str) -> Document:
-    return run_local(interpreter, folder, minutes=0, level="quick", arguments=arguments)
+    return run_local(interpreter, folder, minutes=None, level="quick", arguments=arguments)
 
 
 def reasons(document: Document, check: str) -> list[str]:
@@ -78,7 +78,7 @@ def test_a_rank_that_is_gone_is_named_by_those_that_are_left(
             os.kill(hurt[0], signal.SIGKILL)
 
     document = run_local(
-        interpreter, tmp_path, minutes=0, level="quick", arguments=("--timeout", "20"), progress=progress
+        interpreter, tmp_path, minutes=None, level="quick", arguments=("--timeout", "20"), progress=progress
     )
     assert hurt
     assert document.verdict is Verdict.FAIL

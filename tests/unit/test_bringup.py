@@ -44,7 +44,7 @@ def test_a_bring_up_that_ends_badly_is_not_journaled_as_what_its_apply_came_to(
     document = bringup.bring_up(
         site,
         list(site.nodes.values()),
-        minutes=0,
+        minutes=None,
         burnin_all=False,
         sudo_password=None,
         show=shown.append,
@@ -84,7 +84,7 @@ def test_another_run_that_holds_the_head_is_not_written_over(
     document = bringup.bring_up(
         site,
         list(site.nodes.values()),
-        minutes=0,
+        minutes=None,
         burnin_all=False,
         sudo_password=None,
         show=lambda event: None,

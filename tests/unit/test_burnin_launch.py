@@ -54,7 +54,7 @@ def test_the_batch_script_asks_for_whole_nodes_and_one_rank_a_gpu():
 
 def test_without_gpus_there_is_one_rank_a_node_on_the_cpu():
     script = batch_script(
-        Job(**{**vars(JOB), "gpus_per_node": 0, "train_minutes": 2.5, "inject": "flip-bit:1"})
+        Job(**{**vars(JOB), "gpus_per_node": 0, "run_minutes": 2.5, "inject": "flip-bit:1"})
     )
     assert "gpus-per-node" not in script
     assert "--ntasks-per-node=1\n" in script
@@ -70,7 +70,7 @@ def test_the_archive_is_the_same_for_the_same_program_and_runs_by_itself():
     assert archive() == archive()
     names = zipfile.ZipFile(io.BytesIO(archive())).namelist()
     assert "__main__.py" in names
-    assert "workload/training.py" in names
+    assert "workload/strategies.py" in names
 
 
 def test_squeue_gives_state_and_reason():

@@ -64,7 +64,7 @@ def test_every_verb_teaches_by_an_example(verb: str) -> None:
         (["verify", "FILE", "--component", "nope"], "verify", "has no checks in tiny"),
         (["run", "FILE", "nope"], "run", "nope: no such playbook"),
         (["import", "ansible", "hosts", "--output", "FILE"], "import", "is there already"),
-        (["burnin", "FILE", "--level", "long"], "burnin", "known is quick"),
+        (["burnin", "FILE", "--level", "long"], "burnin", "known are quick"),
     ],
 )
 def test_wrong_input_is_a_document_where_one_was_asked_for(

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -736,8 +735,6 @@ def test_a_node_is_judged_by_what_it_registered() -> None:
     assert judge(version="").verdict is Verdict.FAIL
     assert judge(gres="gpu:h100-sxm:7").verdict is Verdict.FAIL
     assert judge(cpus=64).verdict is Verdict.FAIL
-    state = acceptance.parse_nodes(json.dumps({"nodes": [entry("g01", "IDLE")]}))["g01"]
-    assert checks.judge_node(state, None, "g01").verdict is Verdict.PASS  # a cluster that was built otherwise
     assert judge(state=["IDLE", "BRAND_NEW"]).verdict is Verdict.UNKNOWN
     low = judge(state=["DOWN", "INVALID_REG"], reason="gres/gpu count reported lower than configured (6 < 8)")
     assert low.verdict is Verdict.FAIL
@@ -752,52 +749,11 @@ def test_a_drain_by_slurmctld_itself_is_a_fault_with_its_cause(tmp_path: Path) -
     found = checks.judge_node(state, kind, "g01", devices=0)
     assert found.verdict is Verdict.FAIL
     assert "no device files" in str(found.why)
-    ours = judge(state=["IDLE", "DRAIN"], reason=f"provision: slurm-node: {reason}")
-    assert ours.verdict is Verdict.PASS  # mended since: otherwise it could never be admitted again
     silent = acceptance.parse_nodes(json.dumps({"nodes": [entry("g01", "DOWN", version="")]}))["g01"]
     plugin = lint.log_cause("error: Couldn't find the specified plugin name for cgroup/v2")
     found = checks.judge_node(silent, kind, "g01", said=plugin)
     assert "no cgroup/v2 plugin" in str(found.why)
     assert "cgroup_v2.so" in str(found.action)
-
-
-def host(**files: str) -> SimpleNamespace:
-    """A node with these files and no others: slurm.conf in /etc/slurm (`etc`), and as slurmctld sent it (`run`)."""
-    there = {f"{exports.ETC}/slurm.conf": files.get("etc"), f"{exports.FETCHED}/slurm.conf": files.get("run")}
-
-    def run(command: str) -> SimpleNamespace:
-        if command.startswith("[ "):
-            exists = there[command.split()[-2]] is not None
-            return SimpleNamespace(rc=int(exists if "!" in command else not exists), stdout="", stderr="")
-        folder = command.split()[-1].rpartition("/")[0]
-        content = there[f"{folder}/slurm.conf"]
-        if content is None:
-            return SimpleNamespace(rc=1, stdout="", stderr=f"sha256sum: {folder}: No such file or directory")
-        names = ("slurm.conf", "cgroup.conf", "gres.conf")
-        return SimpleNamespace(
-            rc=0, stdout="".join(f"{content} {folder}/{name}\n" for name in names), stderr=""
-        )
-
-    return SimpleNamespace(run=run)
-
-
-@pytest.mark.parametrize(
-    ("worker", "verdict"),
-    [
-        (host(run="one"), Verdict.PASS),
-        (host(run="two"), Verdict.FAIL),
-        (host(run="one", etc="one"), Verdict.FAIL),  # two of them: commands and slurmd may differ
-        (host(etc="one"), Verdict.PASS),  # a cluster that is not configless
-        (host(etc="two"), Verdict.FAIL),
-        (host(), Verdict.UNKNOWN),
-    ],
-)
-def test_a_node_works_with_the_heads_configuration_wherever_it_keeps_it(
-    tmp_path: Path, worker: SimpleNamespace, verdict: Verdict
-) -> None:
-    site = make_site(tmp_path)
-    at = SimpleNamespace(site=site, node=site.nodes["g01"], host=worker, on=lambda name: host(etc="one"))
-    assert checks.same.run(at).verdict is verdict  # type: ignore[arg-type]
 
 
 def test_answers_of_scontrol_are_read() -> None:

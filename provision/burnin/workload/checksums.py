@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -34,3 +35,37 @@ def odd_ranks(first: Sequence[str], replay: Sequence[str] | None = None) -> Odd:
         if len(ranks) < len(first):
             return Odd(ranks, True, "the step done once more agrees on all ranks")
     return Odd(tuple(range(len(first))), False, "no majority, and doing the step once more did not settle it")
+
+
+def odd_gpus(rows: Sequence[Mapping[str, Any]]) -> Odd:
+    """The ranks whose GPU computed what the others did not, from rows of `Rotation`.
+
+    For each share of each step the ranks that computed it vote. A rank that is outvoted is named for certain; where
+    there is no majority, all that disagree are suspects.
+    """
+    certain: dict[int, None] = {}
+    suspects: dict[int, None] = {}
+    for votes in _votes(rows).values():
+        voters = [rank for rank, _ in votes]
+        odd = odd_ranks([checksum for _, checksum in votes])
+        for index in odd.ranks:
+            (certain if odd.certain else suspects)[voters[index]] = None
+    if certain:
+        return Odd(tuple(sorted(certain)), True, "other GPUs got other bits from the same data")
+    if suspects:
+        return Odd(
+            tuple(sorted(suspects)),
+            False,
+            "the same data gave different bits, and no majority tells which are right",
+        )
+    return Odd((), True, "all GPUs agree")
+
+
+def _votes(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[int, int], list[tuple[int, str]]]:
+    """(step, share) -> who computed it, with what result."""
+    votes: dict[tuple[int, int], list[tuple[int, str]]] = {}
+    for row in rows:
+        ranks = len(row["checksums"])
+        for rank, checksum in enumerate(row["checksums"]):
+            votes.setdefault((row["step"], (rank + row["shift"]) % ranks), []).append((rank, checksum))
+    return votes

@@ -12,17 +12,14 @@ import torch
 import torch.distributed as dist
 
 from . import pattern
+from .device import Marks, synchronise
 from .document import RankLog
 from .group import Group
+from .levels import GIB, KIB, MIB
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-SIZES = {
-    "cpu": (KIB, 64 * KIB, MIB, 16 * MIB),
-    "cuda": (KIB, 64 * KIB, MIB, 16 * MIB, 256 * MIB, GIB, 4 * GIB, 8 * GIB),
-}
 WARM_UP = 3
-SECONDS_PER_SIZE = 0.5
-MOST_ITERATIONS = 20
+LEAST_ITERATIONS, MOST_ITERATIONS = 3, 200
+MOST_SECONDS = 3.0  # of one call
 # torch >= 2.13 renamed these two and warns about the old names.
 _all_gather_tensor = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_tensor = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -194,20 +191,30 @@ SHARED = ("all_gather", "reduce_scatter", "all_to_all")  # the size is that of a
 
 
 def measure(
-    group: Group, log: RankLog, device: Any, level_sizes: tuple[int, ...], wrong_rank: int | None
+    group: Group, log: RankLog, device: Any, sizes: tuple[int, ...], seconds: float, wrong_rank: int | None
 ) -> Iterator[dict[str, Any]]:
-    """One row for each operation and size, in the same order on every rank.
+    """One row for each operation and size, in the same order on every rank, timed for about `seconds` altogether.
+
+    Sizes that would take too long are not tried: a row for `Skipped` says so.
 
     `wrong_rank` flips one bit of what that rank received, to show that the check finds it.
     """
     ranks = group.placement.world_size
     # bfloat16 has 8 bits of significand: sums over more ranks than that holds are not exact.
     dtype = torch.bfloat16 if device.type == "cuda" and ranks <= 128 else torch.float32
+    each = seconds / len(OPERATIONS) / len(sizes)
     for operation in OPERATIONS:
-        for size in level_sizes:
-            row = _measure_one(group, log, operation, size, dtype, device, wrong_rank)
+        for size in sizes:
+            row = _measure_one(group, log, operation, size, dtype, device, each, wrong_rank)
             yield row
             if row["unsupported"]:
+                break
+            larger = [other for other in sizes if other > size]
+            if larger and row["seconds"] * larger[0] / size > MOST_SECONDS:
+                why = (
+                    f"at {row['algbw_gbs']:.2g} GB/s one call takes {row['seconds'] * larger[0] / size:.0f} s"
+                )
+                yield {"what": f"{operation.name} above {human(size)}", "why": why, "host": None}
                 break
 
 
@@ -218,6 +225,7 @@ def _measure_one(
     size: int,
     dtype: Any,
     device: Any,
+    seconds: float,
     wrong_rank: int | None,
 ) -> dict[str, Any]:
     place = group.placement
@@ -235,6 +243,7 @@ def _measure_one(
         "busbw_gbs": None,
         "wrong": [],
         "unsupported": None,
+        "rank_seconds": [],
     }
     source, target = operation.make(job)
 
@@ -251,7 +260,7 @@ def _measure_one(
             if not any(text in str(error) for text in ("not support", "not implemented")):
                 raise
             row["unsupported"] = str(error).splitlines()[0]
-        _synchronise(device)
+        synchronise(device)
     refused = [text for text in group.gather(f"{label} supported", row["unsupported"]) if text]
     if refused:
         row["unsupported"] = refused[0]
@@ -260,19 +269,20 @@ def _measure_one(
 
     # The first run's output is checked: later ones would overwrite a wrong element.
     if wrong_rank == place.rank:
-        flip_bit(target, target.numel() // 2, 3)
+        pattern.flip_bit(target, target.numel() // 2, 3)
     wrong = _count_wrong(operation, job, target)
     if operation.name == "all_reduce":
         measured = lambda: operation.run(job, source, target)  # noqa: E731 - its values no longer matter
         target.zero_()
     else:
         measured = once
-    seconds = _time(group, label, measured, device)
-    row["iterations"] = len(seconds)
-    mine = {"seconds": statistics.median(seconds), "wrong": wrong}
-    log.event("collective", operation=operation.name, bytes=row["bytes"], seconds=seconds, wrong=wrong)
+    times = _time(group, label, measured, device, seconds)
+    row["iterations"] = len(times)
+    mine = {"seconds": statistics.median(times), "wrong": wrong}
+    log.event("collective", operation=operation.name, bytes=row["bytes"], seconds=times, wrong=wrong)
     results = group.gather(f"{label} results", mine)
-    row["seconds"] = max(result["seconds"] for result in results)  # the slowest rank's median
+    row["rank_seconds"] = [result["seconds"] for result in results]
+    row["seconds"] = max(row["rank_seconds"])
     row["wrong"] = [result["wrong"] for result in results]
     row["algbw_gbs"] = row["bytes"] / row["seconds"] / 1e9
     row["busbw_gbs"] = row["algbw_gbs"] * operation.bus_factor(place.world_size)
@@ -283,31 +293,24 @@ def _measure_one(
     return row
 
 
-def _time(group: Group, label: str, once: Callable[[], None], device: Any) -> list[float]:
+def _time(group: Group, label: str, once: Callable[[], None], device: Any, seconds: float) -> list[float]:
     """Seconds of each run, after a warm-up; every rank does the same number of them."""
     with group.collective(f"{label} warm-up"):
         start = time.perf_counter()
         for _ in range(WARM_UP):
             once()
-        _synchronise(device)
+        synchronise(device)
         each = (time.perf_counter() - start) / WARM_UP
     slowest = max(group.gather(f"{label} iterations", each))
-    iterations = max(3, min(MOST_ITERATIONS, int(SECONDS_PER_SIZE / slowest)))
+    iterations = max(LEAST_ITERATIONS, min(MOST_ITERATIONS, int(seconds / slowest)))
+    marks = Marks(device)
     with group.collective(f"{label} timed"):
-        if device.type == "cuda":
-            marks = [torch.cuda.Event(enable_timing=True) for _ in range(iterations + 1)]
-            marks[0].record()
-            for mark in marks[1:]:
-                once()
-                mark.record()
-            _synchronise(device)
-            return [before.elapsed_time(after) / 1e3 for before, after in zip(marks, marks[1:])]
-        seconds = []
+        marks.set()
         for _ in range(iterations):
-            start = time.perf_counter()
             once()
-            seconds.append(time.perf_counter() - start)
-        return seconds
+            marks.set()
+        synchronise(device)
+    return marks.seconds()
 
 
 def _count_wrong(operation: Operation, job: _Job, target: Any) -> int:
@@ -320,18 +323,12 @@ def _count_wrong(operation: Operation, job: _Job, target: Any) -> int:
     return wrong
 
 
-def flip_bit(tensor: Any, element: int, bit: int) -> None:
-    """Flip one bit of one element, in memory."""
-    integer = {2: torch.int16, 4: torch.int32}[tensor.element_size()]
-    tensor.view(-1).view(integer)[element].bitwise_xor_(1 << bit)
-
-
-def sizes_that_fit(device: Any) -> tuple[int, ...]:
-    """The sizes whose buffers fit this device's free memory."""
+def sizes_that_fit(device: Any, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Those of `sizes` whose buffers fit this device's free memory."""
     if device.type != "cuda":
-        return SIZES["cpu"]
+        return sizes
     free, _ = torch.cuda.mem_get_info(device)
-    return tuple(size for size in SIZES["cuda"] if BUFFERS * size < free)
+    return tuple(size for size in sizes if BUFFERS * size < free)
 
 
 def human(size: int) -> str:
@@ -340,8 +337,3 @@ def human(size: int) -> str:
         if size >= unit:
             return f"{size // unit} {name}"
     return f"{size} B"
-
-
-def _synchronise(device: Any) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

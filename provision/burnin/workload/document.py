@@ -26,6 +26,8 @@ class RankLog:
 
     def __init__(self, folder: Path, rank: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.expected_seconds: float | None = None  # of the whole run
         self._file = (folder / f"rank-{rank:04d}.jsonl").open("w", encoding="utf-8", buffering=1)
         self._rank = rank
         self._start = time.monotonic()
@@ -42,7 +44,11 @@ class RankLog:
     def progress(self, text: str) -> None:
         """Tell the person who waits (rank 0 only)."""
         if self._rank == 0:
-            print(f"burn-in {self.seconds:6.1f} s  {text}", file=sys.stderr, flush=True)
+            left = ""
+            if self.expected_seconds is not None:
+                minutes, seconds = divmod(max(0, round(self.expected_seconds - self.seconds)), 60)
+                left = f", about {minutes}:{seconds:02d} left"
+            print(f"burn-in {self.seconds:6.1f} s{left}  {text}", file=sys.stderr, flush=True)
 
     def trouble(self, text: str) -> None:
         """Tell the person who waits, from any rank."""

@@ -161,8 +161,7 @@ class Group:
 
     def step(self, label: str) -> None:
         """Say what this rank does next; raises GroupError when the group is lost already."""
-        if self._trouble is not None:
-            raise self._trouble
+        self.check()
         self._own.step += 1
         self._own.label = label
         self._own_since = time.monotonic()
@@ -178,6 +177,8 @@ class Group:
         try:
             yield
         except RuntimeError as error:
+            if "out of memory" in str(error):
+                raise  # this rank's own trouble
             deadline = time.monotonic() + self.dead_after + 3 * self._interval
             while self._trouble is None and time.monotonic() < deadline:
                 time.sleep(0.1)
@@ -212,12 +213,16 @@ class Group:
         pause = 0.0005
         try:
             while not self.store.check(keys):
-                if self._trouble is not None:
-                    raise self._trouble
+                self.check()
                 time.sleep(pause)
                 pause = min(0.02, pause * 1.5)
         except RuntimeError as error:
             raise self._store_lost(error) from error
+
+    def check(self) -> None:
+        """Raises GroupError when the group is lost; for waiting on something else than the group."""
+        if self._trouble is not None:
+            raise self._trouble
 
     def failed(self, message: str) -> None:
         """Tell the others that this rank cannot go on, and why."""

@@ -7,7 +7,7 @@ MurmurHash3) of job seed, purpose, rank and position. Work is done in blocks to 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -59,3 +59,25 @@ def wrong_elements(got: Any, want: Any) -> int:
     """How many elements differ in any bit."""
     integer = torch.int32 if got.dtype == torch.float32 else torch.int16
     return int((got.view(integer) != want.view(integer)).sum())
+
+
+def flip_bit(tensor: Any, element: int, bit: int) -> None:
+    """Flip one bit of one element, in memory."""
+    integer = {2: torch.int16, 4: torch.int32}[tensor.element_size()]
+    tensor.view(-1).view(integer)[element].bitwise_xor_(1 << bit)
+
+
+def checksum(tensors: Iterable[Any]) -> str:
+    """Of all bits, in their order: a change of any single bit changes it.
+
+    A sum modulo 2**64 of each 32-bit (or 16-bit) word times an odd number: one flipped bit changes the sum by a
+    power of two below 2**32 times an odd number, which is never 0.
+    """
+    total = 0
+    for place, tensor in enumerate(tensors):
+        integer = torch.int32 if tensor.element_size() == 4 else torch.int16
+        flat = tensor.contiguous().view(-1).view(integer)
+        for index, start, stop in blocks(flat.numel()):
+            odd = words("checksum", place, index, stop - start, flat.device).bitwise_or_(1)
+            total += int((flat[start:stop].long() * odd.long()).sum())
+    return f"{total % (1 << 64):016x}"

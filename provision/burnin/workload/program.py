@@ -1,4 +1,4 @@
-"""The command line and the order of things: join, collectives, compute, training, result."""
+"""The command line and the order of things: join, measure part by part, write the result."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import traceback
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import FrameType
@@ -18,12 +19,33 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from . import FORMAT, collectives, compute, network, placement, training
+from . import (
+    FORMAT,
+    checksums,
+    collectives,
+    compute,
+    copies,
+    hosts,
+    nccl_log,
+    network,
+    pairs,
+    placement,
+    replicas,
+    restart,
+    rotation,
+    strategies,
+    tools,
+)
+from .device import release
 from .document import RankLog, write_json
 from .group import Group, GroupError, Missing, writer
+from .kernel import Messages
+from .levels import LEVELS, plan
+from .telemetry import Telemetry, bare
 
-LEVELS = ("quick",)
-COMPUTE_SECONDS = {"cpu": 1.0, "cuda": 10.0}
+PARTS = (
+    "collectives", "pairs", "compute", "copies", "replicas", "rotation", "strategies", "checkpoint", "tools",
+)  # fmt: skip
 
 
 class Stopped(Exception):
@@ -53,7 +75,10 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("burnin.json"), help="result document (JSON)")
     parser.add_argument("--raw", type=Path, help="folder of the ranks' own lines (default: beside --out)")
     parser.add_argument("--level", choices=LEVELS, default="quick")
-    parser.add_argument("--minutes", type=float, default=0.0, help="train for at least this long")
+    parser.add_argument("--minutes", type=float, help="about how long (default: as long as the level takes)")
+    parser.add_argument(
+        "--parts", type=_parts, default=PARTS, metavar="PART,PART", help=f"only these of {', '.join(PARTS)}"
+    )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--addresses", type=Path, help='JSON file {"node": "address"} of the cluster network')
     parser.add_argument("--timeout", type=float, default=120.0, help="longest time for one step, seconds")
@@ -62,7 +87,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         "--inject",
         metavar="FAULT:RANK",
         type=_fault,
-        help="prove that a fault is found: flip-bit (of the averaged gradient) or wrong-element (received)",
+        help="prove that a fault is found: flip-bit (of the averaged gradient), wrong-element (received) or "
+        "wrong-gpu (computes its gradients wrongly)",
     )
     options = parser.parse_args(arguments)
     options.raw = options.raw or options.out.parent
@@ -71,9 +97,19 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 def _fault(text: str) -> tuple[str, int]:
     kind, _, rank = text.partition(":")
-    if kind not in ("flip-bit", "wrong-element") or not rank.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r}: expected flip-bit:RANK or wrong-element:RANK")
+    if kind not in ("flip-bit", "wrong-element", "wrong-gpu") or not rank.isdigit():
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected flip-bit:RANK, wrong-element:RANK or wrong-gpu:RANK"
+        )
     return kind, int(rank)
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    wanted = tuple(text.split(","))
+    unknown = [part for part in wanted if part not in PARTS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: expected some of {', '.join(PARTS)}")
+    return wanted
 
 
 def _expand_hostlist(text: str) -> list[str]:
@@ -115,7 +151,11 @@ class Run:
         self.given = given
         self.device = device
         self.log = RankLog(options.raw, place.rank)
+        self.level = plan(options.level, options.minutes, device.type)
+        self.log.expected_seconds = self.level.seconds
         self.group: Group | None = None
+        self.telemetry: Telemetry | None = None
+        self.messages: Messages | None = None
         self.document: dict[str, Any] = {
             "format": FORMAT,
             "complete": False,
@@ -141,6 +181,18 @@ class Run:
             "collectives": [],
             "compute": [],
             "training": None,
+            "pairs": [],
+            "copies": [],
+            "training_runs": [],
+            "checkpoint": None,
+            "rotations": [],
+            "transports": [],
+            "telemetry": [],
+            "kernel": [],
+            "tools": [],
+            "hosts": [],
+            "phases": [],
+            "skipped": [],
         }
 
     def all(self) -> int:
@@ -151,6 +203,7 @@ class Run:
         try:
             self._join()
             self._measure()
+            self._collect()
             self.document["complete"] = True
             self._write()
             assert self.group is not None
@@ -163,7 +216,8 @@ class Run:
         except Stopped as error:
             self._fail(GroupError(f"rank {self.place.rank} on {self.place.host} was stopped: {error}"))
             return self._leave()
-        except (RuntimeError, OSError, network.NetworkError) as error:
+        except Exception as error:  # noqa: BLE001 - the others must hear of it, whatever it was
+            self.log.event("traceback", text=traceback.format_exc())
             text = f"{type(error).__name__}: {error}"
             self._tell_others(text)
             own = Missing(self.place.rank, self.place.host, text)
@@ -175,17 +229,16 @@ class Run:
 
     def _join(self) -> None:
         place, device = self.place, self.device
-        others = [node for node in place.nodes if node != place.host]
+        cuda = device.type == "cuda"
+        node = hosts.row(place.host, cuda) if place.local_rank == 0 else None  # before CUDA starts here
+        others = [name for name in place.nodes if name != place.host]
         if not place.hosts and place.master not in (place.host, "localhost", "127.0.0.1"):
             others = [place.master]
         address, interface = network.cluster_address(place.host, others, self.given, network.held_addresses())
         backend = self.document["backend"]
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        if interface != "lo":
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
-        if device.type == "cuda":
+        self._set_environment(interface)
+        if cuda:
             torch.cuda.set_device(device)
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS is not deterministic
             torch.backends.cuda.matmul.allow_tf32 = False
         else:
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.local_world_size))
@@ -201,12 +254,16 @@ class Run:
             "pid": os.getpid(),
             "address": address,
             "interface": interface,
-            "gpu": _gpu(device) if device.type == "cuda" else None,
+            "gpu": _gpu(device) if cuda else None,
         }
+        if place.local_rank == 0:
+            path = self.log.folder / f"telemetry-{place.host}.jsonl"
+            self.telemetry = Telemetry(path, lambda: self.log.seconds, interface, cuda)
+            self.messages = Messages()
         self.log.progress(
             f"waiting for {_ranks(place.world_size)} on {', '.join(place.nodes) or 'all nodes'}"
         )
-        self.group = Group(
+        self.group = group = Group(
             place,
             self.given.get(place.master, place.master),
             me,
@@ -214,39 +271,137 @@ class Run:
             join_timeout=self.options.join_timeout,
             on_loss=self._fail,
         )
-        self.document["ranks"] = self.group.members
-        self.document["nodes"] = list(dict.fromkeys(member["host"] for member in self.group.members))
-        with self.group.collective(f"start of {backend}"):
+        self.document["ranks"] = group.members
+        self.document["nodes"] = list(dict.fromkeys(member["host"] for member in group.members))
+        self.document["hosts"] = [row for row in group.gather("nodes", node) if row]
+        _leave_out_own(self.document["hosts"], group.members)
+        with group.collective(f"start of {backend}"):
             dist.init_process_group(
                 backend,
-                store=dist.PrefixStore("process-group", self.group.store),
+                store=dist.PrefixStore("process-group", group.store),
                 rank=place.rank,
                 world_size=place.world_size,
                 timeout=timedelta(seconds=self.options.timeout),
-                device_id=device if device.type == "cuda" else None,
+                device_id=device if cuda else None,
             )
         self.log.progress(
             f"{_ranks(place.world_size)} on {', '.join(self.document['nodes'])}: {backend} over {interface}"
         )
 
+    def _set_environment(self, interface: str) -> None:
+        """What the job needs; whatever the machine or a person has set stays as it is."""
+        wanted = {"GLOO_SOCKET_IFNAME": interface}
+        if interface != "lo":
+            wanted["NCCL_SOCKET_IFNAME"] = f"={interface}"
+        if self.device.type == "cuda":
+            wanted["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # else cuBLAS is not deterministic
+            wanted["NCCL_DEBUG"] = "INFO"
+            # A line for each call (TUNING) is too much for hours.
+            wanted["NCCL_DEBUG_SUBSYS"] = "INIT,ENV,NET" + ("" if self.level.name == "soak" else ",TUNING")
+            wanted["NCCL_DEBUG_FILE"] = str(self.log.folder / f"nccl-{self.place.rank:04d}.log")
+        for name, value in wanted.items():
+            os.environ.setdefault(name, value)
+
     def _measure(self) -> None:
-        group, inject = self.group, self.options.inject
-        assert group is not None
+        """Every part that was asked for, in an order that is the same on all ranks."""
+        inject = self.options.inject
         faults = {inject[0]: inject[1]} if inject else {}
-        if self.place.world_size > 1:
-            fitting = [tuple(s) for s in group.gather("sizes", collectives.sizes_that_fit(self.device))]
-            for row in collectives.measure(
-                group, self.log, self.device, min(fitting, key=len), faults.get("wrong-element")
-            ):
-                self.document["collectives"].append(row)
+        level, log, device, document = self.level, self.log, self.device, self.document
+        group = self.group
+        assert group is not None
+        several = self.place.world_size > 1
+        if self._begin("collectives", several):
+            fitting = group.gather("sizes", collectives.sizes_that_fit(device, level.sizes))
+            sizes = min((tuple(each) for each in fitting), key=len)
+            wrong = faults.get("wrong-element")
+            for row in collectives.measure(group, log, device, sizes, level.collectives, wrong):
+                document["skipped" if "what" in row else "collectives"].append(row)
+            release(device)
+        if self._begin("pairs", several):
+            document["pairs"] = pairs.measure(group, log, device)
+        if self._begin("compute"):
+            document["compute"], skipped = compute.measure(group, log, device, level.compute, level.thorough)
+            document["skipped"] += skipped
+        if self._begin("copies"):
+            document["copies"], skipped = copies.measure(group, log, device)
+            document["skipped"] += skipped
+        if self._begin("replicas"):
+            document["training"] = replicas.train(group, log, device, level.replicas, faults.get("flip-bit"))
+        if self._begin("rotation"):
+            document["rotations"] = rotation.measure(
+                group, log, device, level.rotations, faults.get("wrong-gpu")
+            )
+        if self._begin("strategies"):
+            document["training_runs"], skipped = strategies.measure(
+                group, log, device, level.strategies, level.thorough, document["collectives"]
+            )
+            document["skipped"] += skipped
+        if self._begin("checkpoint", level.thorough):
+            folder = self.options.out.resolve().parent / f"checkpoint-{self.options.out.stem}"
+            document["checkpoint"] = restart.measure(
+                group, log, device, folder, strategies.lacks_sharding(device) is None
+            )
+        if self._begin("tools", level.thorough):
+            document["tools"] = tools.measure(group, log.folder, self.options.out.resolve().parent)
+        self._end_phase()
+
+    def _begin(self, part: str, applies: bool = True) -> bool:
+        """Whether to run a part; if so its time starts, and that of the one before ends."""
+        self._end_phase()
+        if part not in self.options.parts:
+            why = "not asked for"
+        elif not applies:
+            why = (
+                "a single rank"
+                if self.place.world_size == 1 and part in ("collectives", "pairs")
+                else (f"not part of the level {self.level.name}")
+            )
         else:
-            self.log.progress("a single rank: no collectives to measure")
-        self.document["compute"] = compute.measure(
-            group, self.log, self.device, COMPUTE_SECONDS[self.device.type]
+            self.document["phases"].append({"name": part, "start": round(self.log.seconds, 3), "end": None})
+            return True
+        self.document["skipped"].append({"what": part, "why": why, "host": None})
+        return False
+
+    def _end_phase(self) -> None:
+        phases = self.document["phases"]
+        if phases and phases[-1]["end"] is None:
+            phases[-1]["end"] = round(self.log.seconds, 3)
+
+    def _collect(self) -> None:
+        """What the nodes and NCCL said meanwhile."""
+        group, place = self.group, self.place
+        assert group is not None
+        own: dict[str, Any] = {"series": [], "kernel": None, "skipped": None, "transport": None}
+        if self.telemetry and self.messages:
+            self.telemetry.stop()
+            ranks = {
+                bare(member["gpu"]["uuid"]): member["rank"]
+                for member in group.members
+                if member["host"] == place.host and member["gpu"]
+            }
+            own["series"] = self.telemetry.series(place.host, ranks)
+            own["skipped"] = self.telemetry.skipped
+            own["kernel"] = self.messages.row(place.host)
+        if self.device.type == "cuda":
+            own["transport"] = self._transport()
+        for member, answer in zip(group.members, group.gather("telemetry", own)):
+            self.document["telemetry"] += answer["series"]
+            self.document["kernel"] += [answer["kernel"]] if answer["kernel"] else []
+            self.document["transports"] += [answer["transport"]] if answer["transport"] else []
+            if answer["skipped"]:
+                row = {"what": "readings of the GPUs", "why": answer["skipped"], "host": member["host"]}
+                self.document["skipped"].append(row)
+
+    def _transport(self) -> dict[str, Any]:
+        rank, ranks = self.place.rank, self.place.world_size
+        path = (
+            os.environ["NCCL_DEBUG_FILE"].replace("%h", socket.gethostname()).replace("%p", str(os.getpid()))
         )
-        self.document["training"] = training.train(
-            group, self.log, self.device, self.options.minutes * 60, faults.get("flip-bit")
-        )
+        try:
+            text = Path(path).read_text(errors="replace")
+        except OSError as error:
+            return nccl_log.unread(rank, f"{path}: {error.strerror}")
+        return nccl_log.transport(text, rank, ranks)
 
     def _tell_others(self, text: str) -> None:
         if self.group is not None:
@@ -283,7 +438,19 @@ def _gpu(device: Any) -> dict[str, Any]:
         "name": properties.name,
         "uuid": str(getattr(properties, "uuid", "")) or None,
         "memory_bytes": properties.total_memory,
+        "bus": copies.pci_address(device),
+        "numa_node": copies.gpu_node(device),
     }
+
+
+def _leave_out_own(rows: list[dict[str, Any]], members: list[dict[str, Any]]) -> None:
+    """Of the processes that were on a GPU, this job's own are no others."""
+    for row in rows:
+        own = {str(member["pid"]) for member in members if member["host"] == row["host"]}
+        others = {
+            gpu: [each for each in found if each.split()[0] not in own] for gpu, found in row["busy"].items()
+        }
+        row["busy"] = {gpu: found for gpu, found in others.items() if found}
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
@@ -299,10 +466,17 @@ def wrong_bits(document: dict[str, Any]) -> str:
     if any(not row["relative_error"] <= row["tolerance"] for row in document["compute"]):
         found.append("a wrong matrix product")
     trained = document["training"]
-    if trained["disagreements"]:
+    if trained and trained["disagreements"]:
         found.append("gradients that differ between ranks")
-    if any(not error <= trained["reference_tolerance"] for error in trained["reference_error"]):
+    if trained and any(not error <= trained["reference_tolerance"] for error in trained["reference_error"]):
         found.append("gradients that differ from those of one process")
+    moved = sum(row["wrong"] for row in (*document["copies"], *document["pairs"]))
+    if moved:
+        found.append(f"{moved} wrong elements in copies")
+    if any(row["differing_products"] for row in document["compute"]):
+        found.append("matrix products that differ from one time to the next")
+    if checksums.odd_gpus(document["rotations"]).ranks:
+        found.append("gradients that differ between GPUs")
     return ", ".join(found)
 
 

@@ -54,30 +54,31 @@ def judge_node(
     devices: int | None = None,
     said: lint.Cause | None = None,
 ) -> Found:
-    """What slurmctld knows of a node against what the site file says of it, where that is known (`kind`).
+    """What slurmctld knows of a node against what the site file says of it.
 
     `devices`: device files of GPUs on the node, None where not counted; `said`: what its slurmd's log means.
     """
-    wanted = (kind.cpus, kind.memory, kind.gres or "") if kind else None
-    expected = f"registered, {_shown(*wanted)}" if wanted else "registered"
+    if kind is None:
+        return unknown(f"the hardware of {name} is in neither site file nor lock file")
+    cpus = kind.sockets * kind.cores * kind.threads
+    expected = f"registered, {cpus} CPUs, {kind.memory} MiB, {kind.gres or 'no GPU'}"
     if state is None:
         return Found(Verdict.FAIL, "not in slurm.conf", expected, "run `provision apply`")
     gres = state.gres.partition("(")[0]
-    read = f"{state.word}, {_shown(state.cpus, state.memory, gres)}"
+    read = f"{state.word}, {state.cpus} CPUs, {state.memory} MiB, {gres or 'no GPU'}"
     reason = state.reason or ""
     if not state.known:
         return unknown(f"state {state.word} is not understood", source="scontrol show node")
     causes = lint.reason_cause(reason, devices=devices, memory=state.memory)
-    # our own reason may tell of what is mended by now
-    closed = state.drained and bool(causes) and not exports.ours(reason)
-    if not state.registered or state.invalid or state.base == "DOWN" or closed:
+    if not state.registered or state.invalid or state.base == "DOWN" or (state.drained and causes):
         causes += [said] if said else []
         why = "; ".join([reason, *(cause.why for cause in causes)]).strip("; ")
         action = (
             causes[0].action if causes else f"on {name}: systemctl status slurmd; journalctl -u slurmd -n 20"
         )
         return Found(Verdict.FAIL, read, expected, action, why or None)
-    if wanted not in (None, (state.cpus, state.memory, gres)):
+    same = (state.cpus, state.memory, gres) == (cpus, kind.memory, kind.gres or "")
+    if not same:
         return Found(Verdict.FAIL, read, expected, "run `provision apply`, or correct the site file")
     if state.drained and not exports.ours(reason):
         return Found(
@@ -88,10 +89,6 @@ def judge_node(
             f"drained: {reason}",
         )
     return Found(Verdict.PASS, read, expected, why=reason or None)
-
-
-def _shown(cpus: int, memory: int, gres: str) -> str:
-    return f"{cpus} CPUs, {memory} MiB, {gres or 'no GPU'}"
 
 
 @check("slurmctld-answers", role="head")
@@ -345,18 +342,17 @@ def same(at: Target) -> Found:
     head = at.on(at.site.head.name)
     if head is None:
         return unknown(f"{at.site.head.name} is unreachable", source=at.site.head.name)
-    folder = _folder(at.host)
-    if at.node.name != at.site.head.name and folder == exports.FETCHED:
+    if at.node.name != at.site.head.name:
         own = at.host.run(f"[ ! -e {exports.CONF} ]")
         if own.rc == 1:
             advice = "run `provision apply`: it moves it aside"
             return Found(Verdict.FAIL, f"{exports.CONF} on the node", "none", advice, source=exports.CONF)
     names = ("slurm.conf", "cgroup.conf", "gres.conf")
     try:
-        here = _sums(at.host, folder, names)
+        here = _sums(at.host, exports.FETCHED, names)
         there = _sums(head, exports.ETC, names)
     except _NoAnswer as error:
-        return unknown(str(error), source=folder)
+        return unknown(str(error), source=exports.FETCHED)
     different = [name for name in names if here.get(name) != there.get(name)]
     return Found(
         Verdict.FAIL if different else Verdict.PASS,
@@ -365,14 +361,8 @@ def same(at: Target) -> Found:
         action="scontrol reconfigure on the head; a node that was away: systemctl restart slurmd"
         if different
         else None,
-        source=folder,
+        source=exports.FETCHED,
     )
-
-
-def _folder(host: Any) -> str:
-    """Where slurmd's configuration is: what slurmctld sent, or where the cluster is not configless its own files."""
-    sent = host.run(f"[ -e {exports.FETCHED}/slurm.conf ]").rc == 0
-    return exports.FETCHED if sent or host.run(f"[ -e {exports.CONF} ]").rc != 0 else exports.ETC
 
 
 def _sums(host: Any, folder: str, names: tuple[str, ...]) -> dict[str, str]:
@@ -385,9 +375,8 @@ def isolation(at: Target) -> Found:
     """A job gets only its own GPUs: cgroups constrain devices, and Slurm has the plugin for this host's cgroups."""
     if at.node.gpu is None:
         return skip("this node has no GPU")
-    file = f"{_folder(at.host)}/cgroup.conf"
     try:
-        constrained = lint.parameter(_ask(at.host, f"cat {file}"), "ConstrainDevices")
+        constrained = lint.parameter(_ask(at.host, f"cat {exports.FETCHED}/cgroup.conf"), "ConstrainDevices")
         mounts = _ask(at.host, "mount")
         config = _ask(at.host, "scontrol show config")
         folder = next(
@@ -395,7 +384,7 @@ def isolation(at: Target) -> Found:
         )
         plugins = _ask(at.host, f"ls {quote(folder)}").split()
     except _NoAnswer as error:
-        return unknown(str(error), source=file)
+        return unknown(str(error), source="cgroup.conf")
     except StopIteration:
         return unknown("scontrol show config says nothing of PluginDir", source="scontrol show config")
     task = next((line for line in config.splitlines() if line.startswith("TaskPlugin ")), "")
@@ -409,5 +398,5 @@ def isolation(at: Target) -> Found:
         read=mistake or "ConstrainDevices=yes, cgroup_v2.so, task/cgroup",
         expected="ConstrainDevices=yes, cgroup_v2.so, task/cgroup",
         action="run `provision apply`, or install a build with the plugin" if mistake else None,
-        source=file,
+        source=f"{exports.FETCHED}/cgroup.conf",
     )

@@ -119,10 +119,6 @@ class Kind:
         return slurm_fold(self.names)
 
     @property
-    def cpus(self) -> int:
-        return self.sockets * self.cores * self.threads
-
-    @property
     def gres(self) -> str | None:
         return f"gpu:{self.gpu}:{self.gpus}" if self.gpu else None
 
@@ -243,7 +239,11 @@ def _part(kind: Kind, names: tuple[str, ...]) -> Kind:
 
 def memory_per_cpu(found: Sequence[Kind], names: Collection[str]) -> int:
     """MiB that a job gets for a CPU when it asks for none: otherwise one job on one CPU takes all of a node's."""
-    return min(max(1, kind.memory // kind.cpus) for kind in found if set(names) & set(kind.names))
+    return min(
+        max(1, kind.memory // (kind.sockets * kind.cores * kind.threads))
+        for kind in found
+        if set(names) & set(kind.names)
+    )
 
 
 def partitions(site: Site) -> list[Partition]:

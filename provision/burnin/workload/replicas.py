@@ -16,7 +16,6 @@ from torch import nn
 from torch.nn import functional
 
 from . import pattern
-from .collectives import flip_bit
 from .document import RankLog
 from .group import Group
 
@@ -108,7 +107,7 @@ def train(group: Group, log: RankLog, device: Any, seconds: float, flip_rank: in
             loss = _backward(parallel, batch)
         if place.rank == flip_rank and step == FLIP_STEP:
             largest = max(model.parameters(), key=lambda parameter: parameter.numel())
-            flip_bit(largest.grad, largest.numel() // 3, 2)
+            pattern.flip_bit(largest.grad, largest.numel() // 3, 2)
         own = checksum(model)
         mine = {"checksum": own, "loss": loss, "seconds": time.perf_counter() - start}
         all_ranks = group.gather(f"training step {step} checksums", mine)
@@ -173,15 +172,5 @@ def _reference_error(group: Group, model: Any, parallel: Any, device: Any) -> li
 
 
 def checksum(model: Any) -> str:
-    """Of all gradients, bit for bit: a change of any single bit changes it.
-
-    A sum modulo 2**64 of each element's bits times an odd number: one flipped bit changes the sum by a power
-    of two below 2**32 times an odd number, which is never 0. It runs where the gradients are.
-    """
-    total = 0
-    for place, parameter in enumerate(model.parameters()):
-        words = parameter.grad.contiguous().view(-1).view(torch.int32)
-        for index, start, stop in pattern.blocks(words.numel()):
-            odd = pattern.words("checksum", place, index, stop - start, words.device).bitwise_or_(1)
-            total += int((words[start:stop].long() * odd.long()).sum())
-    return f"{total % (1 << 64):016x}"
+    """Of all gradients, bit for bit."""
+    return pattern.checksum(parameter.grad for parameter in model.parameters())
