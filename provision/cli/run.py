@@ -45,7 +45,8 @@ def run(
     """Run an Ansible playbook; inventory, variables and connections are the site file's.
 
     Groups are the site file's groups and roles. Ctrl-C cancels: nothing that was started is left running, here or
-    on the nodes. A playbook that Ansible refuses is exit status 2, a node that failed or was unreachable 1.
+    on the nodes. A playbook that Ansible refuses is exit status 2; a node that failed, was unreachable or is held by
+    another run 1.
 
     Example: provision run lab rolling-maintenance --limit gpu -e maintenance_serial=2
     """
@@ -53,7 +54,7 @@ def run(
     nodes = limited(cluster, limit)
     variables = dict(map(_variable, extra or []))
     path = find_playbook(cluster, playbook)
-    password = ask_sudo_password(cluster, nodes)
+    password = ask_sudo_password(cluster, [*nodes, cluster.head])
     with progress(f"run {path.stem}", [node.name for node in nodes], quiet=as_json) as show:
         document = run_journaled(
             cluster,

@@ -24,6 +24,7 @@ from provision.lab import Lab
 from provision.report.model import Document, Verdict
 from provision.site.load import find, load
 from provision.site.models import Site
+from tests.lab.command import provision
 
 HEAD, FIRST, SECOND = "lab-head", "lab-gpu-1", "lab-gpu-2"
 SITE = "inventories/lab.yml"
@@ -133,7 +134,7 @@ def test_a_node_that_fails_stays_drained_and_the_next_is_not_begun(site: Site) -
     assert document.nodes[FIRST].verdict is Verdict.FAIL
     assert "Verify" in str(document.nodes[FIRST].reason)
     assert f"not begun, since these have failed: {FIRST}" in str(document.nodes[SECOND].reason)
-    assert state(site, FIRST) == "drained provision: maintenance failed: Verify"
+    assert state(site, FIRST) == "drained rolling maintenance failed: Verify"
     assert is_open(site, SECOND)
     again = maintain(site, [FIRST], maintenance_reboot="never")
     assert again.verdict is Verdict.PASS, again.findings
@@ -184,6 +185,37 @@ def test_a_cancelled_run_leaves_no_process_here_or_on_nodes(site: Site, tmp_path
         )
     finally:
         controller.kill()
+
+
+def test_a_playbook_and_another_run_keep_each_other_out(site: Site, tmp_path: Path) -> None:
+    """The lease on the head keeps others away from all nodes, not only from those of the run."""
+    (tmp_path / "long.yml").write_text(LONG)
+    (tmp_path / "mark.yml").write_text(
+        "- name: Mark\n  hosts: all\n  gather_facts: false\n  tasks:\n"
+        "    - name: Touch\n      ansible.builtin.command: touch /root/ran\n"
+    )
+    words = ["run", SITE, str(tmp_path / "long.yml"), "--limit", FIRST]
+    long = subprocess.Popen([sys.executable, "-m", "provision", *words], stdout=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: bool(sleepers(site)[FIRST]), "the task runs", within=90)
+        played = provision("run", SITE, str(tmp_path / "mark.yml"), "--limit", f"{FIRST},{SECOND}")
+        applied = provision("apply", SITE, "--limit", SECOND)
+        checked = provision("run", SITE, str(tmp_path / "mark.yml"), "--limit", SECOND, "--check")
+    finally:
+        long.send_signal(signal.SIGINT)
+        long.wait(timeout=90)
+    assert long.returncode == 130
+    assert played.rc == applied.rc == 1
+    assert f"{FIRST} is being provisioned by " in played.nodes[FIRST]["reason"]
+    assert played.nodes[SECOND]["reason"].startswith("blocked by ")
+    assert played.document
+    assert {finding["action"] for finding in played.document["findings"]} == {"wait for that run to end"}
+    assert on_node(site, SECOND, "ls /root/ran").rc != 0
+    assert applied.nodes[SECOND]["reason"].startswith(f"blocked by {HEAD}")
+    assert checked.rc == 0
+    after = provision("run", SITE, str(tmp_path / "mark.yml"), "--limit", SECOND)
+    assert (after.rc, after.changed) == (0, {SECOND: 1})
+    assert on_node(site, SECOND, "rm /root/ran").ok
 
 
 def runs_here() -> set[str]:
