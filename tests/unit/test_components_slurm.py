@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -644,6 +645,15 @@ def test_only_what_this_tool_closed_is_opened() -> None:
     assert "fan is loud" in refused["g03"]
     assert "not registered" in refused["g04"]
     assert "not understood" in refused["g06"]
+
+
+def test_a_node_in_the_middle_of_a_maintenance_is_opened_by_the_maintenance_alone() -> None:
+    defaults = Path(__file__).parents[2] / "roles/slurm_node/defaults/main.yml"
+    mark = yaml.safe_load(defaults.read_text())["slurm_node_reason"]
+    head = Head(entry("g01", "IDLE", "DRAIN", reason=mark))
+    assert acceptance.admit(head, ["g01"]) == {"g01": f"idle+drain: {mark}"}
+    assert acceptance.quarantine(head, ["g01"], "failed a check") == []
+    assert head.updates == []
 
 
 def test_a_resumed_node_is_waited_for_until_it_answers() -> None:
