@@ -189,6 +189,10 @@ mount --bind /run/lab-fill "$1"
 umount /run/lab-fill
 rmdir /run/lab-fill
 if head -c 4G /dev/zero >"$1/lab-fill"; then echo "$1 is not full"; exit 1; fi
+# what was set aside to place that file is free again once it lies on the disk: to the last byte
+sync -f "$1"
+last=0
+while printf x >"$1/lab-fill.$last"; do last=$((last + 1)); sync -f "$1"; done
 """
 
 

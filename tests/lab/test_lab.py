@@ -336,6 +336,10 @@ def test_a_full_disk(lab: Lab) -> None:
     full = lab.run("lab-gpu-1", "cat /srv/data/file; head -c 1M /dev/zero >/srv/more")
     assert full.stdout == "kept\n"
     assert "No space left on device" in full.stderr
+    lab.run("lab-gpu-1", "sync; chmod 777 /srv")
+    for user in ("root", "nobody"):
+        byte = f'runuser -u {user} -- python3 -c \'import os; os.write(os.open("/srv/{user}", 65), b"x")\''
+        assert "No space left on device" in lab.run("lab-gpu-1", byte).stderr, "not even for one byte"
     lab.fault("fill-disk", "lab-gpu-1", undo=True)
     assert lab.run("lab-gpu-1", "head -c 1M /dev/zero >/srv/more").returncode == 0
 
