@@ -20,7 +20,7 @@ from provision.lab import InputError, Lab, LabError
 from provision.lab.faults import FAULTS
 from provision.lab.progress import Progress
 from provision.lab.state import DEFAULT_MODEL
-from provision.report.model import Document, NodeResult, Verdict, worst
+from provision.report.model import Document, Finding, NodeResult, Verdict, worst
 
 app = typer.Typer(
     help="A throwaway cluster of systemd containers on this machine: real ssh, apt, systemd, Slurm.",
@@ -29,6 +29,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 console = Console(stderr=True)
+INTERRUPTED_ADVICE = "interrupted; run the same command again to go on"
 
 State = Annotated[
     Path | None,
@@ -70,8 +71,8 @@ class Live(Progress):
 
 
 @contextmanager
-def working(state: Path | None) -> Iterator[Lab]:
-    """The lab with progress on standard error; its errors become exit statuses 1 and 2."""
+def working(state: Path | None, verb: str = "", json: bool = False) -> Iterator[Lab]:
+    """The lab with progress on standard error; its errors become exit statuses 1 and 2, and documents in `json`."""
     try:
         if console.is_terminal:
             columns = (
@@ -85,10 +86,20 @@ def working(state: Path | None) -> Iterator[Lab]:
             yield Lab(state, progress=Plain())
     except LabError as error:
         console.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
-        raise typer.Exit(WRONG_INPUT if isinstance(error, InputError) else 1) from error
+        wrong_input = isinstance(error, InputError)
+        if json:
+            print_json(_failed(verb, "input" if wrong_input else "lab", str(error)))
+        raise typer.Exit(WRONG_INPUT if wrong_input else 1) from error
     except KeyboardInterrupt:
-        console.print("interrupted; run the same command again to go on")
+        console.print(INTERRUPTED_ADVICE)
+        if json:
+            print_json(_failed(verb, "lab", INTERRUPTED_ADVICE))
         raise typer.Exit(INTERRUPTED) from None
+
+
+def _failed(verb: str, check: str, why: str) -> Document:
+    finding = Finding(verdict=Verdict.FAIL, check=check, subject="lab", why=why)
+    return Document(verb=f"lab {verb}", site="lab", verdict=Verdict.FAIL, findings=[finding])
 
 
 def answer(verb: str, started: float, names: list[str], json: bool, text: str) -> None:
@@ -137,7 +148,7 @@ def up(
 ) -> None:
     """Make the lab, or complete and mend the one that is there, until all nodes answer ssh."""
     started = time.monotonic()
-    with working(state) as lab:
+    with working(state, "up", json) as lab:
         lab.up(workers, gpus, model, mirror, layers.split(",") if layers else None, fresh)
         names = list(lab.nodes)
         config = lab.paths.ssh_config
@@ -156,7 +167,7 @@ def down(
 ) -> None:
     """Remove the lab: processes, network, files. Nothing of it stays on this machine."""
     started = time.monotonic()
-    with working(state) as lab:
+    with working(state, "down", json) as lab:
         lab.down(cache)
     answer("down", started, [], json, "lab is down")
 
@@ -165,7 +176,7 @@ def down(
 def status(state: State = None, json: JsonOption = False) -> None:
     """What the nodes of the lab are doing. Exit status 1 unless all of them run."""
     started = time.monotonic()
-    with working(state) as lab:
+    with working(state, "status", json) as lab:
         nodes = list(lab.nodes.values())
         states = {node.name: lab.state_of(node.name) for node in nodes}
     results = {
@@ -252,7 +263,7 @@ def fault(
         "gpu": gpu,
         "link": link,
     }
-    with working(state) as lab:
+    with working(state, "fault", json) as lab:
         lab.fault(kind, node, undo, **{name: value for name, value in given.items() if value is not None})
     answer("fault", started, [node], json, f"{node}: {kind} {'undone' if undo else 'done'}")
 
@@ -265,7 +276,7 @@ def snapshot(
 ) -> None:
     """Keep the disks of all nodes under a name; the nodes are shut down for it and started again."""
     started = time.monotonic()
-    with working(state) as lab:
+    with working(state, "snapshot", json) as lab:
         lab.snapshot(name)
         names = list(lab.nodes)
     answer("snapshot", started, names, json, f"snapshot {name} taken")
@@ -279,7 +290,7 @@ def restore(
 ) -> None:
     """Put the disks of all nodes back as a snapshot has them, and boot from them."""
     started = time.monotonic()
-    with working(state) as lab:
+    with working(state, "restore", json) as lab:
         lab.restore(name)
         names = list(lab.nodes)
     answer("restore", started, names, json, f"snapshot {name} restored")

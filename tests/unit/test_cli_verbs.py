@@ -82,3 +82,27 @@ def test_wrong_input_is_a_document_where_one_was_asked_for(
     assert (document.verb, document.verdict) == (verb, Verdict.FAIL)
     assert said in str(document.findings[0].why)
     assert said in done.stderr, "a person at the terminal reads it, too"
+
+
+@pytest.mark.parametrize(
+    ("words", "rc", "check"),
+    [
+        (["fault", "no-such-fault", "lab-gpu-1"], 2, "input"),
+        (["fault", "freeze", "lab-gpu-1"], 2, "input"),
+        (["restore", "none"], 2, "input"),
+    ],
+)
+def test_what_goes_wrong_with_the_lab_is_a_document_too(
+    words: list[str], rc: int, check: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "provision", "lab", *words, "--state", str(tmp_path / "lab"), "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == rc, done.stderr
+    document = Document.model_validate_json(done.stdout)
+    assert (document.verb, document.verdict) == (f"lab {words[0]}", Verdict.FAIL)
+    assert document.findings[0].check == check
+    assert str(document.findings[0].why) in " ".join(done.stderr.split())
