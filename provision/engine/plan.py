@@ -11,6 +11,8 @@ from provision.engine.deploy import Step
 from provision.errors import InputError
 from provision.site.models import Node, Site
 
+BASE = "base"  # the component that all others stand on
+
 
 class PlanError(InputError):
     """The components' edges contradict each other, or a wish names a component that is not there."""
@@ -36,6 +38,15 @@ class Plan:
                 if other.name != node.name and any(s.name == wanted for s in self.steps.get(other.name, ())):
                     found.append((other.name, wanted))
         return found
+
+
+def hindrance(step: Step, undone: Mapping[str, str]) -> str | None:
+    """Why `step` cannot run on a node that could not do `undone` (component -> why); None: it can.
+
+    It comes after the steps before it of its own component, the components of its edges, and base.
+    """
+    needed = (step.component, BASE, *(edge.component for edge in step.after))
+    return next((undone[component] for component in needed if component in undone), None)
 
 
 def make_plan(site: Site, nodes: Collection[Node], components: Collection[str] | None = None) -> Plan:

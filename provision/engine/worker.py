@@ -36,7 +36,7 @@ from provision.engine.connector import NodeConnector  # noqa: E402
 from provision.engine.deploy import Context, Step  # noqa: E402
 from provision.engine.job import Job, own_output, take_over  # noqa: E402
 from provision.engine.manifest import merged, remove_stale, united, write_manifest  # noqa: E402
-from provision.engine.plan import Plan, make_plan  # noqa: E402
+from provision.engine.plan import Plan, hindrance, make_plan  # noqa: E402
 from provision.engine.playbook import hook_nodes  # noqa: E402
 from provision.engine.record import OperationFailed, Recorder, Stopped  # noqa: E402
 from provision.engine.remote import RemoteError, RootShell, connect  # noqa: E402
@@ -231,7 +231,10 @@ class Worker:
             self._tell_silent_head(reason)
 
     def _converge(self, host: Any, recorder: Recorder) -> str | None:
-        """All steps of a node in order; the reason why some could not run, None when all did."""
+        """All steps of a node in order; the reason why some were blocked, None when all ran.
+
+        Raises the first failure, once everything that does not need what failed is done.
+        """
         job, name = self.job, host.name
         conn: NodeConnector = host.connector
         self.emit({"event": "connect", "node": name})
@@ -262,27 +265,20 @@ class Worker:
         job, name = self.job, host.name
         node = job.site.nodes[name]
         conn: NodeConnector = host.connector
-        blocked: dict[str, str] = {}  # component -> why
+        undone: dict[str, str] = {}  # component -> why what needs it is blocked
+        failed: OperationFailed | None = None
         reasons: list[str] = []
         steps = self.plan.steps[name]
         for index, step in enumerate(steps):
             try:
-                hindered = next(
-                    (
-                        blocked[c]
-                        for c in (step.component, *(e.component for e in step.after))
-                        if c in blocked
-                    ),
-                    None,
-                )
-                if hindered:
+                if hindered := hindrance(step, undone):
                     raise Blocked(hindered)
                 if self.board.await_steps(self.plan.prerequisites(job.site, node, step)):
                     conn.forget()  # what was changed elsewhere may show here
                 changed = self._step(step, host, recorder, facts, reasons)
                 self._settle(name, step.name, Done(True, changed))
             except Blocked as reason:
-                blocked[step.component] = str(reason)
+                undone[step.component] = str(reason)
                 self._settle(name, step.name, Done(False))
                 self.emit(
                     {
@@ -293,21 +289,27 @@ class Worker:
                         "reason": str(reason),
                     }
                 )
+            except OperationFailed as failure:
+                failed = failed or failure
+                undone[step.component] = f"blocked by {step.name}: it failed on this node"
+                self._settle(name, step.name, Done(False))
             last_of_stage = index + 1 == len(steps) or _stage(steps[index + 1]) != _stage(step)
             if reasons and last_of_stage and not job.forecast:
                 self._reboot(host, reasons)
                 reasons.clear()
         ran = {step.component for step in steps}
-        if not blocked:
+        if not undone:
             remove_stale(job, facts, recorder, ran)
         whole = job.components is None
         made = (
             united(facts.manifest, recorder.owned)
-            if blocked
+            if undone
             else merged(facts.manifest, recorder.owned, ran, whole=whole)
         )
         self._write_manifest(conn, made)
-        return next(iter(blocked.values()), None)
+        if failed is not None:
+            raise failed
+        return next(iter(undone.values()), None)
 
     def _hooks(self, component: str, when: Literal["before", "after"], host: Any, recorder: Recorder) -> None:
         """Have the site file's playbooks around `component` run on this node, by the controller."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from provision.components.ssh import exports as ssh
 from provision.lab import Lab
 from tests.lab.command import PROVISION, Answer, answer, provision, start
 
@@ -221,3 +222,74 @@ def test_a_head_outside_of_the_limit_is_read_for_what_it_holds_and_told(site: Pa
         [*PROVISION, "apply", str(site), "--limit", WORKER], capture_output=True, text=True, check=True
     )
     assert f"{HEAD}: facts only: it is outside of this run" in told.stdout + told.stderr
+
+
+HOOK = """\
+- name: Around a component
+  hosts: all
+  gather_facts: false
+  tasks:
+    - name: Refuse
+      ansible.builtin.fail: {msg: the switch has no such port}
+      when: inventory_hostname in refused
+    - name: Note which time service runs
+      ansible.builtin.command: sh -c 'systemctl is-active chrony >/root/hook || [ $? = 3 ]'
+      args: {creates: /root/hook}
+"""
+
+
+def test_a_hook_runs_before_its_component_on_nodes_of_its_roles(lab: Lab, site: Path) -> None:
+    document = yaml.safe_load(site.read_text())
+    document["groups"]["more"]["roles"] = ["monitor"]
+    document["monitoring"] = {}  # what the role is a part of; not applied here
+    document["hooks"] = [{"playbook": "hook.yml", "before": "time", "roles": ["monitor"]}]
+    document["variables"] = {"refused": [WORKER]}
+    (site.parent / "hook.yml").write_text(HOOK)
+    site.write_text(yaml.safe_dump(document, sort_keys=False))
+    limited = (str(site), "--component", "time")
+    for node in (WORKER, OTHER):
+        lab.inside(node, "rm -f /root/hook; systemctl stop chrony")
+    plan = provision("plan", *limited)
+    assert plan.document, plan
+    assert lab.inside(OTHER, "ls /root/hook || [ $? = 2 ]") == "", "a plan runs it in check mode"
+    assert plan.nodes[WORKER]["reason"]
+    found = provision("apply", *limited)
+    title = "playbook hook.yml before time"
+    assert reason(found, WORKER) == f"{title}: Refuse: the switch has no such port"
+    assert lab.run(WORKER, "systemctl is-active chrony").stdout == "inactive\n", "its component is not begun"
+    assert found.nodes[OTHER]["verdict"] == "pass", found.nodes
+    assert lab.inside(OTHER, "cat /root/hook") == "inactive\n", "it ran before the component"
+    assert {op["node"] for op in found.operations if op["title"] == title} == {WORKER, OTHER}
+    document["variables"] = {"refused": []}
+    site.write_text(yaml.safe_dump(document, sort_keys=False))
+    mended = provision("apply", *limited)
+    assert mended.rc == 0, mended
+    assert lab.inside(WORKER, "cat /root/hook; systemctl is-active chrony") == "inactive\nactive\n"
+    assert provision("apply", *limited).changed == dict.fromkeys((HEAD, WORKER, OTHER), 0)
+    for node in (WORKER, OTHER):
+        lab.inside(node, "rm /root/hook")
+
+
+def test_one_component_that_fails_holds_up_only_what_needs_it(lab: Lab, site: Path) -> None:
+    document = yaml.safe_load(site.read_text())
+    document["groups"]["more"]["roles"] = ["monitor"]
+    document["monitoring"] = {}
+    site.write_text(yaml.safe_dump(document, sort_keys=False))
+    in_the_way = {WORKER: ssh.DROP_IN, OTHER: "/etc/hosts"}
+    for node, path in in_the_way.items():
+        lab.inside(node, f"echo '# by hand' >>/etc/chrony/chrony.conf; rm {path}; mkdir {path}")
+    try:
+        found = provision("apply", str(site))
+    finally:
+        for node, path in in_the_way.items():
+            lab.inside(node, f"rmdir {path}")
+    for node, path in in_the_way.items():
+        assert reason(found, node).startswith(f"file {path}: there is a directory of this name")
+    outcomes = {(op["node"], op["title"]): op["outcome"] for op in found.operations}
+    clock = "file /etc/chrony/chrony.conf"
+    assert outcomes[WORKER, clock] == "changed", "the clock needs no sshd"
+    assert (OTHER, clock) not in outcomes, "everything needs base"
+    mended = provision("apply", str(site))
+    assert mended.rc == 0, mended
+    assert all(mended.changed[node] for node in in_the_way)
+    assert sum(provision("apply", str(site)).changed.values()) == 0

@@ -72,3 +72,15 @@ def test_components_that_are_not_there_are_refused_before_any_node_is_touched(
         planning.make_plan(SITE, list(SITE.nodes.values()), ["bsae"])
     with pytest.raises(planning.PlanError, match=r"slurm is not named in /t.yml"):
         planning.make_plan(SITE, list(SITE.nodes.values()), ["slurm"])
+
+
+def test_behind_a_failed_component_only_what_needs_it_is_blocked() -> None:
+    storage = {"storage": "blocked by storage:*: it failed"}
+    assert planning.hindrance(make("slurm", "worker", ("slurm", "head"), ("storage", "self")), storage)
+    assert planning.hindrance(make("storage", "*", ("storage", "head")), storage) == storage["storage"]
+    assert planning.hindrance(make("prometheus", "*"), storage) is None
+
+
+def test_everything_comes_after_base() -> None:
+    assert planning.hindrance(make("time", "*"), {"base": "why"}) == "why"
+    assert planning.hindrance(make("base", "*"), {"time": "why"}) is None
