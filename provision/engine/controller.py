@@ -11,7 +11,9 @@ import queue
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -184,6 +186,10 @@ class _Run:
         self._show = show
         self._hooks: dict[int, list[tuple[int, str]]] = {}  # hook -> (worker, node) that wait for it
         self._hooks_since: float | None = None
+        # One at a time: a playbook's end sweeps away whatever carries the mark of this run.
+        self._hook_runner = ThreadPoolExecutor(max_workers=1)
+        self._playing: list[Future[None]] = []
+        self._cancel_hook: Callable[[], object] = lambda: None
         self._pending: list[tuple[float, Event]] = []
         self._flushed = time.monotonic()
         # From readers and from signal handlers, which may come in the middle of a `get`: only this kind can take it.
@@ -209,6 +215,8 @@ class _Run:
                         self._hear(index, event)
                 if self._hooks_since and time.monotonic() - self._hooks_since > HOOK_GATHER:
                     self._run_hooks()
+                if self._playing and self._playing[0].done():
+                    self._playing.pop(0).result()  # raises what nobody has foreseen
                 if time.monotonic() - self._flushed > FLUSH_SECONDS:
                     self._flush()
         self._flush()
@@ -218,7 +226,9 @@ class _Run:
     def _hear(self, index: int, event: Event) -> None:
         """One word of a worker, or of a person who wants the run to stop."""
         private = event.get("private")
-        if private is None and event["event"] == "stopping":
+        if "hooked" in event:
+            self._tell(event, [self._workers[index]])
+        elif private is None and event["event"] == "stopping":
             self._stop()
         elif private is None:
             self._take(event)
@@ -230,7 +240,9 @@ class _Run:
             self._tell(private, self._others(index))
 
     def _stop(self) -> None:
-        """The first wish lets running operations end and begins none; the second ends the workers."""
+        """The first wish lets running operations end and begins none; the second ends the workers. A hook's playbook
+        is cancelled by the first one already."""
+        self._cancel_hook()
         if self._outcome.interrupted:
             for worker in self._workers:
                 worker.terminate()
@@ -258,20 +270,22 @@ class _Run:
             self._outcome.secrets = {name: base64.b64decode(value) for name, value in secrets.items()}
 
     def _run_hooks(self) -> None:
-        """Run the playbooks that nodes have come to, each once for all nodes that wait for it; tell their workers."""
+        """Have the playbooks that nodes have come to run, each once for all nodes that wait for it."""
         hooks, self._hooks, self._hooks_since = self._hooks, {}, None
-        site = self._jobs[0].site
         for number, waiting in hooks.items():
-            results = self._run_hook(site.file.hooks[number], [site.nodes[name] for _, name in waiting])
-            for index, name in waiting:
-                result = results.get(name) or NodeResult(
-                    verdict=Verdict.FAIL, reason="the playbook left it out"
-                )
-                failure = None if result.verdict.good else result.reason or "failed"
-                self._tell({"hooked": [number, name, result.changed, failure]}, [self._workers[index]])
+            self._playing.append(self._hook_runner.submit(self._run_hook, number, waiting))
 
-    def _run_hook(self, hook: Hook, nodes: Sequence[Node]) -> Mapping[str, NodeResult]:
-        """What the playbook of `hook` came to on each of `nodes`; Ctrl-C in it stops the whole run."""
+    def _run_hook(self, number: int, waiting: Sequence[tuple[int, str]]) -> None:
+        """Run hook `number` of the site file; what came of it is a word for each (worker, node) that waits."""
+        site = self._jobs[0].site
+        results = self._play(site.file.hooks[number], [site.nodes[name] for _, name in waiting])
+        for index, name in waiting:
+            result = results.get(name) or NodeResult(verdict=Verdict.FAIL, reason="the playbook left it out")
+            failure = None if result.verdict.good else result.reason or "failed"
+            self._words.put((index, {"hooked": [number, name, result.changed, failure]}))
+
+    def _play(self, hook: Hook, nodes: Sequence[Node]) -> Mapping[str, NodeResult]:
+        """What the playbook of `hook` came to on each of `nodes`."""
         if self._outcome.interrupted:
             return {node.name: NodeResult(verdict=Verdict.FAIL, reason="interrupted") for node in nodes}
         job = self._jobs[0]
@@ -283,12 +297,20 @@ class _Run:
                 run=job.run,
                 check=job.forecast,
                 sudo_password=job.sudo_password,
+                stops=self._cancelling,
             )
         except PlaybookError as error:
             return {node.name: NodeResult(verdict=Verdict.FAIL, reason=str(error)) for node in nodes}
-        if document.details["interrupted"]:
-            self._stop()
         return document.nodes
+
+    @contextmanager
+    def _cancelling(self, cancel: Callable[[], object]) -> Iterator[None]:
+        """Within the block a wish to stop calls `cancel`."""
+        self._cancel_hook = cancel
+        try:
+            yield
+        finally:
+            self._cancel_hook = lambda: None
 
     def _read(self, index: int, worker: subprocess.Popen[bytes]) -> None:
         assert worker.stdout

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -96,11 +96,13 @@ def run_playbook(
     timeout: int | None = None,
     sudo_password: str | None = None,
     show: Callable[[Event], None] = lambda event: None,
+    stops: Callable[[Callable[[], object]], AbstractContextManager[None]] = on_stop,
 ) -> Document:
     """Run `playbook` on `nodes`, all the others of the site being known to it.
 
     `extra` variables win over the site file's; `timeout` (seconds) is for the whole run. Ctrl-C cancels: nothing is
-    left running here or on the nodes. Raises PlaybookError where the playbook or its variables are not right.
+    left running here or on the nodes. `stops` says how to hear of it: `on_stop` can only in the main thread. Raises
+    PlaybookError where the playbook or its variables are not right.
     """
     started = time.monotonic()
     try:
@@ -120,7 +122,7 @@ def run_playbook(
     )
     outcome = _Outcome()
     with tempfile.TemporaryFile("w+") as words:
-        _drive(job, outcome, show, words)
+        _drive(job, outcome, show, words, stops)
         words.seek(0)
         last_words = words.read()[-2000:].strip()
     left = end_marked(run)
@@ -147,7 +149,13 @@ def run_playbook(
     )
 
 
-def _drive(job: PlaybookJob, outcome: _Outcome, show: Callable[[Event], None], words: IO[str]) -> None:
+def _drive(
+    job: PlaybookJob,
+    outcome: _Outcome,
+    show: Callable[[Event], None],
+    words: IO[str],
+    stops: Callable[[Callable[[], object]], AbstractContextManager[None]],
+) -> None:
     """Start the worker and take in its events until it has ended."""
     worker = subprocess.Popen(
         [sys.executable, "-m", "provision.engine.playbook_worker"],
@@ -158,7 +166,7 @@ def _drive(job: PlaybookJob, outcome: _Outcome, show: Callable[[Event], None], w
     )
     assert worker.stdin
     assert worker.stdout
-    with on_stop(partial(_cancel, worker, outcome, show)):
+    with stops(partial(_cancel, worker, outcome, show)):
         hand_over(job, worker.stdin)
         for event in events(worker.stdout):
             outcome.take(event)

@@ -19,9 +19,9 @@ from provision.engine import controller
 from provision.engine.controller import converge
 from provision.engine.job import Job, events
 from provision.engine.journal import Journal
-from provision.report.model import Document, Verdict
+from provision.report.model import Document, NodeResult, Verdict
 from provision.report.store import state_directory
-from provision.site.models import Site, SiteFile
+from provision.site.models import Hook, Site, SiteFile
 
 # A worker of the node FIRST: lets its job be, then does what the action says. Imports nothing that takes long.
 WORKER = """
@@ -144,6 +144,46 @@ end(first)
     finding = next(finding for finding in document.findings if finding.check == "journaled")
     assert f"not all of run {document.details['run']} is in the journal" in str(finding.why)
     assert str(state_directory(site)) in str(finding.why)
+
+
+def test_while_a_hooks_playbook_runs_workers_go_on_talking(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And Ctrl-C ends it: `cancel` is what the playbook would be cancelled by."""
+    site.file.hooks.append(Hook(playbook=Path("hook.yml"), before="time"))
+    action = """
+if first == "h1":
+    tell(private={"hook": 0, "node": "h1"})
+    for word in words():
+        if "done" in word:
+            tell(event="warning", node=first, text="heard")
+        if "hooked" in word:
+            end(first, "fail", json.dumps(word["hooked"]))
+            break
+else:
+    if first == "n1":
+        tell(private={"done": ["n1", "base:*", True, 1]})
+    end(first)
+"""
+    heard, cancelled = threading.Event(), threading.Event()
+
+    def play(site: Site, playbook: Path, nodes: Any, *, stops: Any, **more: Any) -> Document:
+        with stops(cancelled.set):
+            assert heard.wait(20)
+            os.kill(os.getpid(), signal.SIGINT)
+            assert cancelled.wait(20)
+        result = NodeResult(verdict=Verdict.FAIL, reason="cancelled")
+        return Document(verb="run", verdict=Verdict.FAIL, nodes={node.name: result for node in nodes})
+
+    def show(event: dict[str, Any]) -> None:
+        if event["event"] == "warning":
+            heard.set()
+
+    monkeypatch.setattr(controller, "run_playbook", play)
+    monkeypatch.setattr(controller, "find_playbook", lambda site, name: name)
+    document = run(site, monkeypatch, action, show)
+    assert document.details["interrupted"] is True
+    assert json.loads(str(document.nodes["h1"].reason)) == [0, "h1", 0, "cancelled"]
 
 
 def test_ctrl_c_tells_every_worker_to_stop_and_a_second_one_ends_them(
