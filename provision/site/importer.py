@@ -61,6 +61,7 @@ _ACCESS = {
 }
 _ARGUMENTS = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
 _ADDRESS = ("ansible_host", "ansible_ssh_host")
+_FACT = "ansible_all_ipv4_addresses"
 _BECOME_PASSWORD = {"ansible_become_pass", "ansible_become_password", "ansible_sudo_pass"}
 _SECRET = re.compile(
     r"pass(word|wd|phrase)?$|secret|token|credential|api_?key|private_key$|vault", re.IGNORECASE
@@ -108,6 +109,7 @@ class _Group:
 @dataclass
 class _Host:
     address: str | None = None
+    candidates: list[str] = field(default_factory=list)  # addresses that it has, as Ansible's facts tell
     access: dict[str, Any] = field(default_factory=dict)
 
 
@@ -298,6 +300,8 @@ class _Importer:
                     self.access(host, variable, text, note)
                 elif variable in _ADDRESS:
                     self.address(name, host, text, note)
+                elif variable == _FACT and isinstance(value, list):
+                    host.candidates = [each for each in map(str, value) if not each.startswith("127.")]
                 elif variable in _ARGUMENTS:
                     translated = translate_arguments(text)
                     host.access |= translated.access
@@ -330,6 +334,13 @@ class _Importer:
             self.left_out(
                 "variable", variable, why, action="if a playbook needs it: `variables` in the site file"
             )
+        for name, host in hosts.items():
+            if host.address is None and len(host.candidates) > 1:
+                addresses = ", ".join(host.candidates)
+                self.fill_in(
+                    f"nodes.{name}.address",
+                    f"{len(host.candidates)} candidate addresses, none chosen: {addresses}",
+                )
         if hosts and not any("user" in host.access for host in hosts.values()):
             self.note(
                 "access", "user", "not said: Ansible takes your own account, a site file root", Verdict.WARN

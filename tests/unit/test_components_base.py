@@ -338,6 +338,14 @@ def test_addresses_that_names_resolve_to() -> None:
         "g01 is 127.0.1.1: daemons would listen where nobody else can reach them",
         "g03 does not resolve",
     ]
+    assert checks.wrong_addresses({"g02": {"192.0.2.7", "198.51.100.2"}}, wanted, own="h1") == [
+        "g02: 2 candidate addresses, none chosen: 192.0.2.7, 198.51.100.2; "
+        "name the right one in the site file, or networks.management"
+    ]
+    assert (
+        checks.wrong_addresses({"g02": {"192.0.2.7", "198.51.100.2"}}, wanted, "h1", ["192.0.2.0/24"]) == []
+    )
+    assert checks.wrong_addresses({"g02": {"192.0.2.7", "2001:db8::1"}}, wanted, own="h1") == []
     assert checks.wrong_addresses({"h1": {"192.0.2.9"}}, wanted, own="g01") == [
         "h1 is 192.0.2.9 instead of 192.0.2.1"
     ]

@@ -187,6 +187,18 @@ def test_a_variable_behind_a_comment_sign_is_named(tmp_path: Path) -> None:
     assert said(result, "comments").line == 3
 
 
+def test_of_several_addresses_one_must_be_chosen(tmp_path: Path) -> None:
+    """As ansible-inventory lists them where facts are cached."""
+    several = {"ansible_all_ipv4_addresses": ["10.5.0.7", "192.0.2.10", "127.0.0.1"]}
+    result = listed(
+        tmp_path, {"head": "m1", "gpu": "g1"}, m1=several, g1={**several, "ansible_host": "10.5.0.8"}
+    )
+    finding = said(result, "nodes.m1.address")
+    assert (finding.verdict, finding.check) == (Verdict.FAIL, "import-fill-in")
+    assert finding.why == "2 candidate addresses, none chosen: 10.5.0.7, 192.0.2.10"
+    assert not [each for each in result.findings if each.subject == "nodes.g1.address"], "it is chosen"
+
+
 def test_secrets_are_never_copied(tmp_path: Path) -> None:
     names = ("ansible_become_password", "ansible_password", "mysql_root_password", "api_token")
     result = listed(tmp_path, {"head": "m1"}, m1=dict.fromkeys(names, "hunter2"))

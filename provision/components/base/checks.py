@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterable, Sequence
+from ipaddress import ip_address, ip_network
 from typing import Any
 
 from provision.components.base import exports
@@ -152,7 +154,10 @@ def names_resolve(at: Target) -> Found:
             f"no answer for {', '.join(sorted(set(names) - set(resolved)))}", source="getent ahosts"
         )
     wrong = wrong_addresses(
-        resolved, {node.name: exports.ip(node.address or "") for node in at.site.nodes.values()}, at.node.name
+        resolved,
+        {node.name: exports.ip(node.address or "") for node in at.site.nodes.values()},
+        at.node.name,
+        at.site.file.networks.of_nodes,
     )
     return expect(
         "; ".join(wrong) or "all right",
@@ -361,10 +366,13 @@ def parse_sysctl(output: str) -> dict[str, str]:
     return {key.strip(): " ".join(value.split()) for key, _, value in pairs}
 
 
-def wrong_addresses(resolved: dict[str, set[str]], wanted: dict[str, str | None], own: str) -> list[str]:
+def wrong_addresses(
+    resolved: dict[str, set[str]], wanted: dict[str, str | None], own: str, networks: Sequence[str] = ()
+) -> list[str]:
     """What is wrong with the addresses that names resolve to: one phrase a name.
 
-    `wanted` is the address in the site file, None where it leaves that to DNS; `own` is the node that asks.
+    `wanted` is the address in the site file, None where it leaves that to DNS; `own` is the node that asks;
+    `networks` are those of the management, CIDR.
     """
     wrong = []
     for name, addresses in resolved.items():
@@ -376,7 +384,23 @@ def wrong_addresses(resolved: dict[str, set[str]], wanted: dict[str, str | None]
             wrong.append(f"{name} is {loopback[0]}: daemons would listen where nobody else can reach them")
         elif expected is not None and expected not in addresses:
             wrong.append(f"{name} is {', '.join(sorted(addresses))} instead of {expected}")
+        elif expected is None and (several := _candidates(addresses, networks)):
+            wrong.append(
+                f"{name}: {len(several)} candidate addresses, none chosen: {', '.join(several)}; "
+                "name the right one in the site file, or networks.management"
+            )
     return wrong
+
+
+def _candidates(addresses: Iterable[str], networks: Sequence[str]) -> list[str]:
+    """Addresses of one family between which nobody has chosen; those inside of `networks` are chosen."""
+    found = [ip_address(address) for address in sorted(addresses)]
+    inside = [each for each in found if any(each in ip_network(network) for network in networks)]
+    for version in (4, 6):
+        family = [str(each) for each in inside or found if each.version == version]
+        if len(family) > 1:
+            return family
+    return []
 
 
 def _numbers(lines: str) -> dict[str, int]:
