@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -207,3 +210,30 @@ def test_no_file_breaks(rule: Rule) -> None:
 def test_the_rule_finds_what_breaks_it(rule: Rule) -> None:
     assert list(rule.broken(rule.sample))
     assert not list(rule.broken("x = 1\n"))
+
+
+def imports(tree: Iterator[ast.AST]) -> Iterator[str]:
+    """The packages that a file imports, by the first part of their names."""
+    for node in tree:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
+def test_what_is_imported_is_a_declared_dependency() -> None:
+    """Not only what another dependency happens to bring along. torch is among the nodes' packages alone."""
+    declared = {
+        re.split(r"[^\w-]", each)[0].lower()
+        for each in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    }
+    of_package = {**packages_distributions(), "pydantic_core": ["pydantic"]}
+    undeclared = {
+        f"{path}: {name}"
+        for path, text in tracked().items()
+        if re.match(r"provision/.*\.py$", path)
+        for name in imports(iter(syntax(text)))
+        if name not in {*sys.stdlib_module_names, "provision", "torch"}
+        and not declared & {distribution.lower() for distribution in of_package.get(name, [])}
+    }
+    assert not undeclared
