@@ -24,7 +24,7 @@ from provision.engine.remote import RemoteError, connect
 from provision.engine.stop import on_stop
 from provision.report.model import Document, NodeResult, Verdict, worst
 from provision.site.hostlist import fold
-from provision.site.models import Node, Site
+from provision.site.models import Fabric, Node, Site
 
 SPARE_MINUTES = 15  # of Slurm's limit, beyond what the level should take: slow nodes must come to an end, too
 TOOLS_MINUTES = 45  # dcgmi diag -r 3 and others, beyond the level
@@ -60,7 +60,8 @@ def run_burnin(
     start = time.monotonic()
     settings = site.file.burnin
     launcher = Launcher(run, settings.user, progress, stop=stop)
-    burnin = _Burnin([node for node in nodes if node.has("worker")], run, launcher, settings, options)
+    workers = [node for node in nodes if node.has("worker")]
+    burnin = _Burnin(workers, run, launcher, settings, options, site.file.networks.fabric)
     try:
         judgement = burnin.behind_reservation()
     except (LaunchError, acceptance.SlurmError) as error:
@@ -151,11 +152,17 @@ class _Burnin:
     launcher: Launcher
     settings: BurninSettings
     options: Options
+    fabric: Fabric | None
     details: dict[str, Any] = field(default_factory=dict)
 
     @property
     def expected(self) -> dict[str, Expected]:
-        return {node.name: Expected(gpus_used(node, self.settings)) for node in self.workers}
+        return {
+            node.name: Expected(
+                gpus_used(node, self.settings), node.gpu.model if node.gpu else None, self.fabric
+            )
+            for node in self.workers
+        }
 
     def behind_reservation(self) -> Judgement:
         """The order of `provision.burnin.launch`: no way out of here leaves a node open that was not."""

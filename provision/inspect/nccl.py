@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from provision.health.finding import FAIL, PASS, UNKNOWN, WARN
 from provision.inspect.recording import Kind, Recording
-from provision.profiles.gpu import gpu_profile
+from provision.profiles.gpu import Shape, gpu_profile
 
 _PREFIX = re.compile(r"^(?:\[[\d,]+\]<std(?:out|err)>:\s?|\d+: )")
 _ROW = re.compile(
@@ -144,7 +144,7 @@ def _bandwidth(
     operation = re.search(r"Collective test starting: (\w+)", plain)
     profile = gpu_profile(products.pop()) if len(products) == 1 else None
     limit = (
-        profile.limit("all_reduce_busbw_gbs", len(hosts), len(devices) // max(len(hosts), 1))
+        profile.limit("all_reduce_busbw_gbs", Shape(len(hosts), len(devices) // max(len(hosts), 1)))
         if profile and hosts
         else None
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Literal
@@ -12,7 +13,18 @@ from pydantic import Field
 from provision.site.base import Settings
 
 Architecture = Literal["volta", "turing", "ampere", "ada", "hopper", "blackwell"]
-Measure = Literal["all_reduce_busbw_gbs", "matmul_bf16_tflops"]
+Measure = Literal[
+    "all_reduce_busbw_gbs",  # of the largest message, all ranks
+    "matmul_bf16_tflops",  # sustained, of one GPU
+    "matmul_fp16_tflops",
+    "matmul_tf32_tflops",
+    "matmul_fp8_tflops",
+    "device_copy_gbs",  # read and written
+    "host_to_device_gbs",  # from the near NUMA node
+    "device_to_host_gbs",
+    "pair_gbs",  # one GPU to another of the same node, one way
+    "training_of_matmul",  # share of the sustained bf16 rate that training reaches
+]
 
 
 class Limit(Settings):
@@ -23,9 +35,33 @@ class Limit(Settings):
     warn: float = Field(gt=0)  # below it a node warns
     source: str = Field(min_length=10)  # where the numbers are from
     nodes: int | None = Field(None, ge=1)  # None: any number
+    nodes_from: int | None = Field(None, ge=1)  # so many or more
     gpus: int | None = Field(None, ge=1)  # a node; None: any number
+    nics: int | None = Field(None, ge=1)  # a node; None: does not matter
     bytes: int = Field(0, ge=0)  # the smallest message that counts
     nvls: bool | None = None  # whether the numbers hold with NVLink SHARP; None: does not matter
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a number was measured on; what is not known is None."""
+
+    nodes: int
+    gpus: int  # of each node
+    nics: int | None = None  # of each node
+    nvls: bool | None = None
+
+
+class Peak(Settings):
+    """What a GPU cannot exceed: dense rates in TFLOP/s, bytes in GB/s. A number above it was measured wrongly."""
+
+    bf16: float | None = Field(None, gt=0)
+    fp16: float | None = Field(None, gt=0)
+    tf32: float | None = Field(None, gt=0)
+    fp8: float | None = Field(None, gt=0)
+    memory: float = Field(gt=0)
+    pcie: float = Field(gt=0)  # one way
+    source: str = Field(min_length=10)
 
 
 class GpuProfile(Settings):
@@ -39,14 +75,26 @@ class GpuProfile(Settings):
     nvlinks: int = Field(0, ge=0)  # of one GPU; 0: none, or only those of a bridge
     nvlink_gbs: float | None = Field(None, gt=0)  # GB/s of one link
     mig: dict[str, int] = Field(default_factory=dict)  # kind of slice, "1g.10gb" -> how many one GPU holds
+    peak: Peak | None = None
     limits: list[Limit] = Field(default_factory=list)
 
-    def limit(self, measure: Measure, nodes: int, gpus: int) -> Limit | None:
-        """The limit of `measure` on `nodes` nodes with `gpus` GPUs each, None if no number is known."""
-        for limit in self.limits:
-            if limit.measure == measure and limit.nodes in (None, nodes) and limit.gpus in (None, gpus):
-                return limit
-        return None
+    def limit(self, measure: Measure, shape: Shape) -> Limit | None:
+        """The limit of `measure` for `shape`, None if no number is known.
+
+        What the shape does not know does not rule a limit out; one that is known to fit comes first.
+        """
+        fitting = [
+            limit
+            for limit in self.limits
+            if limit.measure == measure
+            and limit.nodes in (None, shape.nodes)
+            and (limit.nodes_from is None or limit.nodes_from <= shape.nodes)
+            and limit.gpus in (None, shape.gpus)
+            and (shape.nics is None or limit.nics in (None, shape.nics))
+            and (shape.nvls is None or limit.nvls in (None, shape.nvls))
+        ]
+        known = [limit for limit in fitting if limit.nvls in (None, shape.nvls)]
+        return next(iter(known or fitting), None)
 
 
 @cache

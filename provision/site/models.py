@@ -94,8 +94,11 @@ class NodeSettings(Settings):
 
 
 class Fabric(Settings):
+    """The network that jobs use between nodes."""
+
     kind: Literal["infiniband", "roce", "ethernet"]
-    rails: int = Field(1, ge=1)
+    rails: int = Field(1, ge=1)  # adapters of a node
+    gbits: float | None = Field(None, gt=0)  # Gbit/s of one; left out, links are not compared with it
 
 
 class Networks(Settings):

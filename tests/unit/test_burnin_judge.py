@@ -151,7 +151,8 @@ def test_two_h200_at_their_measured_rate_pass_with_the_limits_source():
 def test_bandwidth_warns_below_one_limit_and_fails_below_the_other(rate: float, verdict: Verdict):
     rows = document(H200, 2, 1)["collectives"]
     rows[0]["busbw_gbs"] = rate
-    judgement = judged(document(H200, 2, 1, collectives=rows), gpus=2, nodes=1)
+    without_nvls = {"NCCL_NVLS_ENABLE": "0"}  # as the limit was measured
+    judgement = judged(document(H200, 2, 1, collectives=rows, environment=without_nvls), gpus=2, nodes=1)
     assert found(judgement, "collective-bandwidth")[0].verdict is verdict
 
 
@@ -165,14 +166,20 @@ def test_a_message_too_small_for_the_limit_cannot_fail():
     assert "the largest message was 1073741824" in str(finding.why)
 
 
-def test_without_nvls_a_limit_for_nvls_cannot_fail():
-    slow = document(H200, 8, 1, environment={"NCCL_NVLS_ENABLE": "0"})
+def test_with_and_without_nvls_have_limits_of_their_own():
+    slow = document(H200, 8, 1)  # 352 GB/s
+    without = document(H200, 8, 1, environment={"NCCL_NVLS_ENABLE": "0"})
     finding = found(judged(slow, gpus=8, nodes=1), "collective-bandwidth")[0]
     assert finding.verdict is Verdict.UNKNOWN
+    assert "does not say which it was" in str(finding.why)
+    finding = found(judged(without, gpus=8, nodes=1), "collective-bandwidth")[0]
+    assert (finding.verdict, finding.expected) == (Verdict.PASS, "at least 350")
 
 
 def test_the_site_limits_win():
-    judgement = judged(document("NVIDIA L4", nodes=1), gpus=1, nodes=1, limits={"matmul_bf16_tflops": 600})
+    rows = [{**row, "tflops": 91.0} for row in document(nodes=1)["compute"]]
+    slow = document("NVIDIA L4", nodes=1, compute=rows)
+    judgement = judged(slow, gpus=1, nodes=1, limits={"matmul_bf16_tflops": 90})
     finding = found(judgement, "matmul-speed")[0]
     assert (finding.verdict, finding.source) == (Verdict.PASS, "the site file: burnin.limits")
 
