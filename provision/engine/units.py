@@ -79,7 +79,8 @@ def actions(
         if not file_state.startswith("masked"):
             todo.append("mask")
         return todo
-    if properties.get("NeedDaemonReload") == "yes" or properties.get("LoadState") == "not-found":
+    missing = properties.get("LoadState") == "not-found"
+    if properties.get("NeedDaemonReload") == "yes" or (missing and (wanted.running or wanted.enabled)):
         todo.append("daemon-reload")
     if file_state.startswith("masked"):
         todo.append("unmask")

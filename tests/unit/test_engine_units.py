@@ -43,6 +43,12 @@ def test_properties_are_read_as_systemctl_prints_them() -> None:
             {},
             ["daemon-reload", "enable", "start"],
         ),
+        (
+            {"LoadState": "not-found", "ActiveState": "inactive", "UnitFileState": ""},
+            Wanted(False, False, False, False),
+            {},
+            [],  # what is not there is neither running nor enabled
+        ),
         ({"UnitFileState": "static"}, RUN, {}, []),
         ({"UnitFileState": "masked", "ActiveState": "inactive"}, RUN, {}, ["unmask", "enable", "start"]),
         ({}, RUN, {"newest": STARTED + 1}, ["restart"]),
