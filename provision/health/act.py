@@ -126,7 +126,7 @@ def slurm(config: Config, outcome: Outcome, run_: Run = run, now: Callable[[], f
     _update(run_, config.node, "State=DRAIN", f"Reason={decision.reason_marked}")
     _verify(run_, config.node, drained=True)
     # others may have drained themselves in the same moment: every agent sees the same order
-    if not decide.within_budget(config.node, _drained(run_), size, now()):
+    if not decide.within_budget(config.node, {config.node: now(), **_drained(run_)}, size, now()):
         _update(run_, config.node, "State=RESUME")
         return (
             f"ALERT: resumed, the budget of {decide.budget(size)} nodes an hour is used up: {decision.reason}"

@@ -23,6 +23,7 @@ from provision.health.sources import Source, collect, machine, programs
 from provision.health.sources.nvml import Nvml
 
 CONFIG = Path("/etc/provision/health.json")
+LIMITS = Path("/etc/provision/limits.json")
 OFF = Path("/etc/provision/health.off")  # while it is there nothing is drained, resumed or mended
 STATE = Path("/var/lib/provision/health")
 QUICK_SECONDS, FULL_SECONDS = 10.0, 40.0  # Slurm ends its health check program after 60
@@ -69,6 +70,16 @@ def configured(path: Path = CONFIG) -> Config:
         raise ConfigError(
             f"{path}: not a configuration: {error!r}; run `provision apply -c health`"
         ) from error
+
+
+def cannot(path: Path = LIMITS) -> dict[str, str]:
+    """What this node cannot do -> why, as whoever made it declared. Raises ConfigError."""
+    try:
+        return {str(each["what"]): str(each["reason"]) for each in json.loads(path.read_text())["limits"]}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: not a list of limits: {error!r}") from error
 
 
 def sources(config: Config, *, full: bool, scheduler: bool) -> list[Source]:
@@ -184,7 +195,7 @@ def examine(
 ) -> Outcome:
     """Read and judge this node; `state` is brought up to date."""
     began, now = time.monotonic(), time.time()
-    limits: Limits = load(config.expect)
+    limits: Limits = load({**config.expect, "cannot": cannot()})
     new, node = memory.complete(state, reading(config, full=full, scheduler=scheduler), limits, now)
     findings = judge(node, limits, quick=not full and not scheduler, only=only)
     if scheduler and not full:

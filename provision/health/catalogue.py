@@ -49,6 +49,7 @@ class Check:
     slow: bool = False  # starts other programs or uses the GPU: not in the quick set
     fixable: bool = False
     thresholds: tuple[str, ...] = ()  # names in the limits
+    needs: str | None = None  # skipped where the node cannot do this, as its limits.json says
 
 
 _REGISTRY: list[Check] = []
@@ -66,11 +67,12 @@ def check(
     slow: bool = False,
     fixable: bool = False,
     thresholds: tuple[str, ...] = (),
+    needs: str | None = None,
 ) -> Callable[[Run], Check]:
     """Make a function a check of the catalogue."""
 
     def decorate(run: Run) -> Check:
-        row = Check(number, name, title, reads, accepts, action, run, each, slow, fixable, thresholds)
+        row = Check(number, name, title, reads, accepts, action, run, each, slow, fixable, thresholds, needs)
         _REGISTRY.append(row)
         return row
 
@@ -108,6 +110,10 @@ def judge(
 
 
 def _judge_one(row: Check, node: Device, limits: Limits, partial: bool) -> Iterator[Finding]:
+    cannot = limits.site.get("cannot", {}).get(row.needs)
+    if cannot is not None:
+        yield Finding(SKIP, row.name, node.subject, why=cannot, source="limits.json")
+        return
     devices: Iterable[Device] = [node]
     if row.each is not None:
         try:

@@ -64,6 +64,7 @@ def cpu_memory(node: Device, limits: Limits) -> Iterator[Found]:
     accepts="as the site says",
     action="fix",
     fixable=True,
+    needs="governor",
 )
 def governor(node: Device, limits: Limits) -> Iterator[Found]:
     found = node["governors"]
@@ -232,7 +233,9 @@ def filesystems(node: Device, limits: Limits) -> Iterator[Found]:
         )
 
 
-@check(58, "swap", "swap", reads="SwapTotal", accepts="off, where the site says so", action="warn")
+@check(
+    58, "swap", "swap", reads="SwapTotal", accepts="off, where the site says so", action="warn", needs="swap"
+)
 def swap(node: Device, limits: Limits) -> Iterator[Found]:
     total = node["swap.total"]
     expected = wanted(limits.site, "swap")
@@ -250,6 +253,7 @@ def swap(node: Device, limits: Limits) -> Iterator[Found]:
     accepts="synchronised, < 100 ms off, a steady clock source",
     action="drain",
     thresholds=("clock_offset_ms",),
+    needs="clock",
 )
 def clock(node: Device, limits: Limits) -> Iterator[Found]:
     most = limits.value("clock_offset_ms")
@@ -378,6 +382,7 @@ def scheduler(node: Device, limits: Limits) -> Iterator[Found]:
     accepts="what jobs may have is there",
     action="drain",
     thresholds=("slurm_memory_reserve",),
+    needs="memory",
 )
 def slurm_memory(node: Device, limits: Limits) -> Iterator[Found]:
     real = wanted(limits.site, "real_memory")
@@ -408,6 +413,7 @@ def slurm_memory(node: Device, limits: Limits) -> Iterator[Found]:
     accepts="< 1 % of memory",
     action="fix",
     fixable=True,
+    needs="memory",
 )
 def shared_memory(node: Device, limits: Limits) -> Iterator[Found]:
     if node["jobs"] != 0:

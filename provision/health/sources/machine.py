@@ -7,7 +7,7 @@ import os
 import re
 import socket
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fcntl import ioctl
 from pathlib import Path
 from typing import Any
@@ -145,42 +145,67 @@ class Machine(Source):
         self._resolve = resolve or (lambda: socket.gethostbyname(socket.gethostname()))
 
     def read(self) -> dict[str, Any]:
-        root = self.root
-        memory = dict(re.findall(r"^(\w+):\s+(\d+)", (root / "proc/meminfo").read_text(), re.MULTILINE))
-        version = root / "sys/module/nvidia/version"
-        license_ = _module_license(root)
-        return {
-            "cpus": ranges(_read(root / "sys/devices/system/cpu/online")),
-            "memory.total": int(memory["MemTotal"]) >> 10,
-            "memory.available": int(memory["MemAvailable"]) >> 10,
-            "swap.total": int(memory["SwapTotal"]) >> 10,
-            "shm.used": int(memory.get("Shmem", 0)) >> 10,
-            "numa.nodes": len(list((root / "sys/devices/system/node").glob("node[0-9]*"))),
-            "governors": sorted(
-                {_read(p) for p in root.glob("sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor")}
-            ),
-            "modules": [line.split()[0] for line in (root / "proc/modules").read_text().splitlines()],
-            "module.version": _read(version)
-            if version.exists()
-            else Absent("the nvidia module is not loaded"),
-            "module.license": license_,
-            "dmabuf": license_ is not None and "GPL" in license_,
-            "edac": [
-                Device(
-                    path.name, {"ue": _number(path / "ue_count"), "ce": _number(path / "ce_count")}, "EDAC"
-                )
-                for path in sorted((root / "sys/devices/system/edac/mc").glob("mc[0-9]*"))
-            ],
-            "pstore": sorted(path.name for path in (root / "sys/fs/pstore").glob("dmesg-*")),
-            "own_name": self._name(),
-            "boot": _read(root / "proc/sys/kernel/random/boot_id"),
-        }
+        return {name: tried(lambda read=read: read(self)) for name, read in _MACHINE.items()}
 
-    def _name(self) -> str:
+    def resolved(self) -> str:
+        """The address that the node's own name means; nothing where it means none."""
         try:
             return str(self._resolve())
         except OSError:
             return ""
+
+
+def tried(read: Callable[[], Any]) -> Any:
+    """What `read` gives, or why it gives nothing: one file that is missing takes no other value with it."""
+    try:
+        return read()
+    except OSError as error:
+        return Unread(f"{error.filename or 'procfs'}: {error.strerror or error}")
+    except (ValueError, KeyError) as error:
+        return Unread(f"not of the form that is known: {error!r}")
+
+
+def _memory(root: Path, name: str) -> int:
+    """A line of /proc/meminfo in MiB."""
+    lines = dict(re.findall(r"^(\w+):\s+(\d+)", (root / "proc/meminfo").read_text(), re.MULTILINE))
+    return int(lines[name]) >> 10
+
+
+def _governors(root: Path) -> list[str]:
+    return sorted(
+        {_read(path) for path in root.glob("sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor")}
+    )
+
+
+def _version(root: Path) -> Any:
+    path = root / "sys/module/nvidia/version"
+    return _read(path) if path.exists() else Absent("the nvidia module is not loaded")
+
+
+def _edac(root: Path) -> list[Device]:
+    return [
+        Device(path.name, {"ue": _number(path / "ue_count"), "ce": _number(path / "ce_count")}, "EDAC")
+        for path in sorted((root / "sys/devices/system/edac/mc").glob("mc[0-9]*"))
+    ]
+
+
+_MACHINE: dict[str, Callable[[Machine], Any]] = {
+    "cpus": lambda it: ranges(_read(it.root / "sys/devices/system/cpu/online")),
+    "memory.total": lambda it: _memory(it.root, "MemTotal"),
+    "memory.available": lambda it: _memory(it.root, "MemAvailable"),
+    "swap.total": lambda it: _memory(it.root, "SwapTotal"),
+    "shm.used": lambda it: _memory(it.root, "Shmem"),
+    "numa.nodes": lambda it: len(list((it.root / "sys/devices/system/node").glob("node[0-9]*"))),
+    "governors": lambda it: _governors(it.root),
+    "modules": lambda it: [line.split()[0] for line in (it.root / "proc/modules").read_text().splitlines()],
+    "module.version": lambda it: _version(it.root),
+    "module.license": lambda it: _module_license(it.root),
+    "dmabuf": lambda it: "GPL" in (_module_license(it.root) or ""),
+    "edac": lambda it: _edac(it.root),
+    "pstore": lambda it: sorted(path.name for path in (it.root / "sys/fs/pstore").glob("dmesg-*")),
+    "own_name": lambda it: it.resolved(),
+    "boot": lambda it: _read(it.root / "proc/sys/kernel/random/boot_id"),
+}
 
 
 def _module_license(root: Path) -> str | None:
