@@ -145,7 +145,7 @@ class Machine(Source):
         self._resolve = resolve or (lambda: socket.gethostbyname(socket.gethostname()))
 
     def read(self) -> dict[str, Any]:
-        return {name: tried(lambda read=read: read(self)) for name, read in _MACHINE.items()}
+        return {name: tried(read, self) for name, read in _MACHINE.items()}
 
     def resolved(self) -> str:
         """The address that the node's own name means; nothing where it means none."""
@@ -155,10 +155,10 @@ class Machine(Source):
             return ""
 
 
-def tried(read: Callable[[], Any]) -> Any:
+def tried(read: Callable[[Machine], Any], it: Machine) -> Any:
     """What `read` gives, or why it gives nothing: one file that is missing takes no other value with it."""
     try:
-        return read()
+        return read(it)
     except OSError as error:
         return Unread(f"{error.filename or 'procfs'}: {error.strerror or error}")
     except (ValueError, KeyError) as error:
