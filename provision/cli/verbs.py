@@ -18,6 +18,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "init": ("init", "init"),
     "check": ("check", "check"),
     "import": ("import_", "app"),
+    "lock": ("lock", "lock"),
     "up": ("up", "up"),
     "status": ("up", "status"),
     "plan": ("apply", "plan"),

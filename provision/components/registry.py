@@ -18,6 +18,7 @@ COMPONENTS: dict[str, str] = {
     "ssh": "base",
     "firewall": "base",
     "time": "base",
+    "nvidia": "gpu",
     "storage": "storage",
     "munge": "scheduler",
     "slurm": "scheduler",

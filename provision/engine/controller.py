@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from provision.engine import runs
+from provision.engine import locking, runs
 from provision.engine.job import Job, events, hand_over
 from provision.engine.journal import Entry, Journal, holder, journaled
 from provision.engine.plan import make_plan
@@ -106,6 +106,11 @@ def converge(
     make_plan(site, nodes, components)
     scope = ",".join(sorted(components)) if components is not None else "*"
     lock = load_lock(site)
+    unresolved = locking.missing(site, lock)
+    if unresolved:
+        lock = locking.resolve(site, lock, unresolved, sudo_password=sudo_password)
+        if not forecast:
+            save_lock(site, lock)
     copy = escrow.load(site)
     outcome = Outcome()
     with journaled(site, verb) as entry:

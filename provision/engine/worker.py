@@ -268,6 +268,7 @@ class Worker:
         undone: dict[str, str] = {}  # component -> why what needs it is blocked
         failed: OperationFailed | None = None
         reasons: list[str] = []
+        asking: list[Step] = []  # for a reboot
         steps = self.plan.steps[name]
         for index, step in enumerate(steps):
             try:
@@ -275,8 +276,11 @@ class Worker:
                     raise Blocked(hindered)
                 if self.board.await_steps(self.plan.prerequisites(job.site, node, step)):
                     conn.forget()  # what was changed elsewhere may show here
+                asked = len(reasons)
                 changed = self._step(step, host, recorder, facts, reasons)
                 self._settle(name, step.name, Done(True, changed))
+                if len(reasons) > asked:
+                    asking.append(step)
             except Blocked as reason:
                 undone[step.component] = str(reason)
                 self._settle(name, step.name, Done(False))
@@ -295,8 +299,10 @@ class Worker:
                 self._settle(name, step.name, Done(False))
             last_of_stage = index + 1 == len(steps) or _stage(steps[index + 1]) != _stage(step)
             if reasons and last_of_stage and not job.forecast:
-                self._reboot(host, reasons)
+                if self._reboot(host, reasons):
+                    self._finish(asking, host, recorder, facts)
                 reasons.clear()
+                asking.clear()
         ran = {step.component for step in steps}
         if not undone:
             remove_stale(job, facts, recorder, ran)
@@ -379,13 +385,22 @@ class Worker:
         )
         return changed
 
-    def _reboot(self, host: Any, reasons: list[str]) -> None:
-        """One reboot for all reasons; a node that is in use, or may be, is only told of it."""
+    def _finish(self, steps: list[Step], host: Any, recorder: Recorder, facts: preflight.Facts) -> None:
+        """Run again the steps that asked for the reboot: what needed it is done now, or will not be."""
+        for step in steps:
+            reasons: list[str] = []
+            self._step(step, host, recorder, facts, reasons)
+            if reasons:
+                text = "; ".join(reasons)
+                raise OperationFailed(step.name, f"asks for another reboot after the first: {text}")
+
+    def _reboot(self, host: Any, reasons: list[str]) -> bool:
+        """One reboot for all reasons, and whether it was done; a node that is, or may be, in use is only told of it."""
         name = host.name
         text = "; ".join(dict.fromkeys(reasons))
         if (why_not := self._why_no_reboot(name)) is not None:
             self.emit({"event": "warning", "node": name, "text": f"must be rebooted ({why_not}): {text}"})
-            return
+            return False
         self.emit({"event": "reboot", "node": name, "text": text})
         conn: NodeConnector = host.connector
 
@@ -397,6 +412,7 @@ class Worker:
         conn.shell = reboot.reboot(conn.shell, again)
         preflight.take_lock(conn.shell, self.job.holder, self.job.run)
         conn.forget()
+        return True
 
     def _why_no_reboot(self, name: str) -> str | None:
         if not self.job.reboot:

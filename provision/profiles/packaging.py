@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
+
+from provision.profiles.repository import APT, DNF, RepositoryTools
 
 LOCK_TIMEOUT = 300  # seconds to wait for another package manager run on the node
+BUILD_LOG = "/var/lib/provision/dkms-make.log"  # kept of a kernel module that did not build
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,37 @@ class PackageManager:
     remove: Callable[[Iterable[str]], str]
     whole: str  # exits 1, naming them, where packages are half way between two states
     make_whole: str
+    offer: Callable[[Sequence[str]], str]  # shell text: what the sources offer, as `parse_offer` reads it
+    command: Callable[[Mapping[str, str]], str]  # how a person would install exactly these versions
+    exact: Callable[[ExactSet], str]  # shell text: exits 1 where the set is not there to the patch level
+    make_exact: Callable[
+        [ExactSet], str
+    ]  # shell text: makes it so in one transaction, or leaves what there was
+    repository: RepositoryTools
+    version_of: Callable[[str], str]  # shell text: prints a package's installed version
+    upgradable: str  # shell text: prints the packages that an upgrade of the system would move
+
+
+@dataclass(frozen=True)
+class ExactSet:
+    """Packages of one version: a driver's, of which one that moves alone breaks the rest."""
+
+    wanted: Mapping[str, str]  # package -> pattern of its version, as a shell's; "*": any
+    version: str  # pattern for whatever else belongs to the set
+    members: Sequence[
+        str
+    ]  # patterns of packages that belong to it, where their version looks like a driver's
+    apart: Sequence[str]  # patterns of those that do not all the same
+
+
+def parse_offer(output: str) -> dict[str, list[str]]:
+    """Package -> versions, the newest first, of lines `NAME | VERSION | ...` as `apt-cache madison` prints them."""
+    found: dict[str, list[str]] = {}
+    for line in output.splitlines():
+        fields = [field.strip() for field in line.split("|")]
+        if len(fields) >= 2 and all(fields[:2]) and fields[1] not in found.setdefault(fields[0], []):
+            found[fields[0]].append(fields[1])
+    return found
 
 
 @dataclass(frozen=True)
@@ -62,9 +97,34 @@ def parse_rpm(output: str) -> set[str]:
     return set(output.split())
 
 
+# What the sources offer, read into a folder of its own: nothing on the node changes by asking.
+_APT_OFFER = """d=$(mktemp -d) && trap 'rm -rf "$d"' EXIT && mkdir "$d/partial" || exit 2
+o="-o Dir::State::Lists=$d -o Dir::Cache::pkgcache= -o Dir::Cache::srcpkgcache="
+apt-get -qq $o update >&2 || exit 2
+apt-cache $o madison -- {names}"""
+_DNF_OFFER = """form='%{{name}} | %{{version}}-%{{release}} |'
+o=$(dnf -q repoquery --showduplicates --qf "$form" -- {names}) || exit 2
+printf '%s\n' "$o" | sort -rV"""
+
+
+def _exact(part: str, wanted: ExactSet) -> str:
+    """The script exact-PART.sh for this set."""
+    read = files("provision.profiles").joinpath
+    lines = "".join(f"{name} {version}\n" for name, version in wanted.wanted.items())
+    return (
+        f"version={shlex.quote(wanted.version)}\n"
+        f"members={shlex.quote(' '.join(wanted.members))}\n"
+        f"apart={shlex.quote(' '.join(wanted.apart))}\n"
+        f"log={BUILD_LOG}\n"
+        f"wanted() {{ cat <<'EOF'\n{lines}EOF\n}}\n"
+        + read("exact.sh").read_text()
+        + read(f"exact-{part}.sh").read_text()
+    )
+
+
 # Daemons are started by the step that configured them, not by the installation: a daemon without its
 # configuration fails, and a failed unit is a false alarm. Debian asks policy-rc.d; another's is left alone.
-_APT = """set -u
+_APT_FUNCTIONS = """set -u
 policy=/usr/sbin/policy-rc.d
 if [ ! -e $policy ] || grep -q '# provision' $policy; then
   trap 'rm -f $policy' EXIT
@@ -84,7 +144,8 @@ apt() {{
   apt-get -qq -y -o DPkg::Lock::Timeout={lock} -o Dpkg::Options::=--force-confdef \\
     -o Dpkg::Options::=--force-confold -o APT::Install-Recommends=false "$@" 9>&-
 }}
-get() {{ apt {verb} -- {names}; }}
+"""
+_APT = """get() {{ apt {verb} -- {names}; }}
 whole() {{ apt check >&2 || apt --fix-broken --no-remove install; }}
 [ -n "$(find /var/lib/apt/lists -maxdepth 1 -name '*_Packages*' -mtime -1 2>/dev/null | head -n 1)" ] || update
 get || {{ update && whole && get; }}
@@ -92,11 +153,16 @@ get || {{ update && whole && get; }}
 
 
 def _apt(verb: str, names: Iterable[str]) -> str:
-    return _APT.format(lock=LOCK_TIMEOUT, verb=verb, names=shlex.join(names))
+    return _APT_FUNCTIONS.format(lock=LOCK_TIMEOUT) + _APT.format(verb=verb, names=shlex.join(names))
 
 
 def _dnf(verb: str, names: Iterable[str]) -> str:
     return f"dnf -q -y --setopt=install_weak_deps=False {verb} -- {shlex.join(names)}"
+
+
+def _spec(wanted: Mapping[str, str], joint: str) -> list[str]:
+    """Packages with their versions as the package manager's command line takes them."""
+    return [name if version == "*" else f"{name}{joint}{version}" for name, version in wanted.items()]
 
 
 _DPKG_WHOLE = """all=$(dpkg-query -W -f='${Status} ${Package}\\n') || exit 2
@@ -133,6 +199,13 @@ MANAGERS: dict[str, PackageManager] = {
         remove=lambda names: _apt("remove", names),
         whole=_DPKG_WHOLE,
         make_whole=_DPKG_MAKE_WHOLE,
+        offer=lambda names: _APT_OFFER.format(names=shlex.join(names)),
+        command=lambda wanted: "apt-get install " + " ".join(_spec(wanted, "=")),
+        exact=lambda wanted: _exact("dpkg-test", wanted),
+        make_exact=lambda wanted: _APT_FUNCTIONS.format(lock=LOCK_TIMEOUT) + _exact("dpkg-make", wanted),
+        repository=APT,
+        version_of=lambda name: f"dpkg-query -W -f='${{Version}}' -- {shlex.quote(name)}",
+        upgradable="apt-get -s -qq upgrade | sed -n 's/^Inst \\([^ ]*\\).*/\\1/p'",
     ),
     "redhat": PackageManager(
         query="rpm -qa --qf '%{NAME}\\n'",
@@ -141,5 +214,12 @@ MANAGERS: dict[str, PackageManager] = {
         remove=lambda names: _dnf("remove", names),
         whole=_RPM_WHOLE,
         make_whole="dnf -q -y remove --duplicates",
+        offer=lambda names: _DNF_OFFER.format(names=shlex.join(names)),
+        command=lambda wanted: "dnf install " + " ".join(_spec(wanted, "-")),
+        exact=lambda wanted: _exact("rpm-test", wanted),
+        make_exact=lambda wanted: _exact("rpm-make", wanted),
+        repository=DNF,
+        version_of=lambda name: f"rpm -q --qf '%{{VERSION}}-%{{RELEASE}}' -- {shlex.quote(name)}",
+        upgradable="o=$(dnf -q check-update); [ $? -lt 101 ] && printf '%s\\n' \"$o\" | sed -n 's/[.][^. ]* .*//p'",
     ),
 }

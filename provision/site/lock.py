@@ -7,6 +7,7 @@ lock alone, so a node that is down today stays in them.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import yaml
 from pydantic import Field, ValidationError
@@ -17,11 +18,32 @@ from provision.site.base import Settings
 from provision.site.models import Hardware, Node, Site
 
 
+class NvidiaLock(Settings):
+    """One consistent set of NVIDIA's software: what the nodes of one group have, to the patch level."""
+
+    gpus: str  # "8 x h100-sxm": what it was resolved for
+    distribution: str  # "ubuntu 24.04"
+    kernel: str  # flavour, whose headers are kept: "generic"
+    source: Literal["nvidia", "distribution"]
+    branch: int
+    driver: str
+    modules: Literal["open", "proprietary"]
+    build: Literal["dkms", "precompiled"]
+    fabric_manager: str | None = None  # its version, the driver's; None: no NVSwitch
+    nvlsm: bool = False  # the NVLink subnet manager of fourth generation NVSwitches
+    imex: str | None = None
+    cuda: str | None = None
+    compat: str | None = None
+    nccl: str | None = None
+    also: list[str] = Field(default_factory=list)  # "dcgm", "gdrcopy", "slurm-nvml"
+
+
 class Lock(Settings):
     """What is locked for one cluster."""
 
     hardware: dict[str, Hardware] = Field(default_factory=dict)  # node -> CPUs and memory
     release: dict[str, str] = Field(default_factory=dict)  # software -> version, "slurm": "24.11.5"
+    nvidia: dict[str, NvidiaLock] = Field(default_factory=dict)  # group -> its set
 
     def hardware_of(self, site: Site, node: Node) -> Hardware | None:
         """The node's hardware: from the site file, else as locked, else that of another node of its group."""

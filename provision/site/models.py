@@ -19,6 +19,7 @@ from provision.burnin.settings import BurninSettings
 from provision.components.base.settings import BaseSettings
 from provision.components.firewall.settings import FirewallSettings
 from provision.components.munge.settings import MungeSettings
+from provision.components.nvidia.settings import NvidiaSettings
 from provision.components.prometheus.settings import MonitoringSettings
 from provision.components.slurm.settings import SlurmSettings
 from provision.components.ssh.settings import SshSettings
@@ -137,6 +138,7 @@ class SiteFile(Settings):
     ssh: SshSettings | None = None
     firewall: FirewallSettings | None = None
     time: TimeSettings = TimeSettings()
+    nvidia: NvidiaSettings | None = None
     storage: StorageSettings | None = None
     munge: MungeSettings | None = None  # implied by Slurm
     scheduler: Scheduler = Scheduler()
@@ -152,6 +154,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "ssh": ("ssh",),
     "firewall": ("firewall",),
     "time": ("time",),
+    "nvidia": ("nvidia",),
     "storage": ("storage",),
     "munge": ("munge",),
     "slurm": ("scheduler", "slurm"),

@@ -1,0 +1,2 @@
+installed() { rpm -qa --qf '%{NAME} %{VERSION}-%{RELEASE}\n'; }
+right || exit 1
