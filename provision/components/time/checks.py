@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from provision.components.time.exports import OTHERS, parse_sources, parse_tracking, where
 from provision.components.time.settings import TimeSettings
@@ -11,6 +12,7 @@ from provision.report.model import Verdict
 from provision.verify.check import Found, Target, check, expect, unknown
 from provision.verify.systemd import unit_runs
 
+T = TypeVar("T")
 CHRONYC = "timeout 4 chronyc -n -c"  # by itself it waits 7 s for a chronyd that does not answer
 # A daemon that has just started gets a few seconds for its first answers; one that does not answer is asked once.
 SETTLED = (
@@ -28,36 +30,23 @@ def runs(at: Target) -> Found:
 def synchronised(at: Target) -> Found:
     """chronyd follows a source, or leads by itself as an isolated head does."""
     command = f"{CHRONYC} tracking"
-    answer = at.host.run(SETTLED + command)
-    if answer.rc != 0:
-        return unknown(_said(answer), source=command)
-    try:
-        tracking = parse_tracking(answer.stdout)
-    except ValueError as error:
-        return unknown(str(error), source=command)
-    return expect(
-        f"follows {tracking.source or 'itself'}, stratum {tracking.stratum}"
-        if tracking.synchronised
-        else "not synchronised",
-        f"follows {tracking.source or 'itself'}, stratum {tracking.stratum}"
-        if tracking.synchronised
-        else "synchronised",
-        action="chronyc sources: is a source reachable, is UDP port 123 open?",
-        source=command,
-    )
+    tracking = _settled(at, command, parse_tracking)
+    if isinstance(tracking, Found):
+        return tracking
+    if not tracking.synchronised:
+        action = "chronyc sources: is a source reachable, is UDP port 123 open?"
+        return Found(Verdict.FAIL, "not synchronised", "synchronised", action, source=command)
+    follows = f"follows {tracking.source or 'itself'}, stratum {tracking.stratum}"
+    return Found(Verdict.PASS, follows, "synchronised", source=command)
 
 
 @check("time-offset")
 def offset(at: Target) -> Found:
     """The clock is near that of a head; on heads, of their own source."""
     command = f"{CHRONYC} sources"
-    answer = at.host.run(SETTLED + command)
-    if answer.rc != 0:
-        return unknown(_said(answer), source=command)
-    try:
-        sources = parse_sources(answer.stdout)
-    except ValueError as error:
-        return unknown(str(error), source=command)
+    sources = _settled(at, command, parse_sources)
+    if isinstance(sources, Found):
+        return sources
     if at.node.has("head"):
         sources = [source for source in sources if source.selected]
         if not sources:
@@ -95,6 +84,17 @@ def one_daemon(at: Target) -> Found:
         action=f"systemctl disable --now {' '.join(running)}",
         source=command,
     )
+
+
+def _settled(at: Target, command: str, parse: Callable[[str], T]) -> T | Found:
+    """What chronyd answers to `command` once it has settled; why that could not be told otherwise."""
+    answer = at.host.run(SETTLED + command)
+    if answer.rc != 0:
+        return unknown(_said(answer), source=command)
+    try:
+        return parse(answer.stdout)
+    except ValueError as error:
+        return unknown(str(error), source=command)
 
 
 def _addresses(at: Target) -> set[str]:
