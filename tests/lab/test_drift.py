@@ -16,14 +16,21 @@ class Owned:
     file: str
     unit: str | None = None
     package: str | None = None
-    installed_by: str = ""  # the operation's title, where the package is one of several
+    removal: str = "dpkg --remove --force-depends {package} >&2"
 
 
 OWNED = {
-    "base": Owned("/etc/hosts"),  # its unit and its package cannot be taken away from a running node
+    # Its unit, journald, cannot be taken away from a running node: daemons lose what they write to.
+    "base": Owned("/etc/hosts", package="tzdata"),
     # Disabling ssh removes its alias; systemd 257, reloaded when that is back, at times takes the server for dead while
     # it runs, and aborts once it ends: tests/lab/test_ssh.py disables it where nothing else is reloaded.
-    "ssh": Owned("/etc/ssh/sshd_config.d/00-provision.conf"),
+    # Nobody could mend a node without its package: there dpkg is only made to take it for removed.
+    "ssh": Owned(
+        "/etc/ssh/sshd_config.d/00-provision.conf",
+        package="openssh-server",
+        removal="sed -i '/^Package: {package}$/,/^$/s/^Status: .*/Status: deinstall ok config-files/' "
+        "/var/lib/dpkg/status",
+    ),
     "firewall": Owned("/etc/nftables.d/provision.nft", "provision-firewall.service", "nftables"),
     "time": Owned("/etc/chrony/chrony.conf", "chrony.service", "chrony"),
     "storage": Owned("/etc/systemd/system/shared.mount", "shared.mount", "glusterfs-client"),
@@ -65,9 +72,8 @@ def edits() -> list[Edit]:
             stop = f"; systemctl stop {own.unit}" if own.unit.endswith(".mount") else ""
             found.append(Edit(OTHER, f"systemctl -q disable {now} {own.unit}{stop}", f"unit {own.unit}"))
         if own.package:
-            found.append(
-                Edit(WORKER, f"dpkg --remove --force-depends {own.package} >&2", f"install {own.package}")
-            )
+            removal = own.removal.format(package=own.package)
+            found.append(Edit(WORKER, removal, f"install {own.package}"))
     return found
 
 
