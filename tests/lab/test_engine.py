@@ -6,13 +6,18 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import yaml
 
 from provision.components.ssh import exports as ssh
+from provision.engine.preflight import BOOT_ID
+from provision.engine.reboot import reboot
+from provision.engine.remote import connect
 from provision.lab import Lab
+from provision.site.load import load
 from tests.lab.command import PROVISION, Answer, answer, provision, start
 
 WORKER, OTHER, HEAD = "lab-gpu-1", "lab-gpu-2", "lab-head"
@@ -205,6 +210,28 @@ def test_a_sudo_password_comes_from_the_environment_and_a_wrong_one_is_said(
     site.write_text(yaml.safe_dump(document, sort_keys=False))
     monkeypatch.setenv("PROVISION_SUDO_PASSWORD", "wrong")
     assert "sudo refused the password" in reason(provision("apply", str(site)), WORKER)
+
+
+def test_after_a_reboot_in_the_middle_of_a_run_sudo_gets_its_password_again(
+    lab: Lab, site: Path, undo: Callable[..., None]
+) -> None:
+    undo("sudo-password", WORKER)
+    document = yaml.safe_load(site.read_text())
+    document["access"]["sudo_password"] = True
+    site.write_text(yaml.safe_dump(document, sort_keys=False))
+    cluster = load(site)
+    password = lab.paths.sudo_password.read_text().strip()
+    again = partial(connect, cluster, cluster.nodes[WORKER], sudo_password=password)
+    before = again()
+    boot = before.run(BOOT_ID).stdout.strip()
+    after = reboot(before, again, limit=120, pause=1)
+    try:
+        assert not before.alive
+        assert after.run(BOOT_ID).stdout.strip() != boot
+        assert after.run("id -u").stdout == "0\n"
+        assert after.run("grep -rlF -f /dev/stdin /tmp /run /var/tmp", stdin=password.encode()).stdout == ""
+    finally:
+        after.close()
 
 
 def test_nodes_outside_of_the_limit_that_became_old_are_named(site: Path) -> None:
