@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from provision.engine import limits
-from provision.engine.remote import RootShell
-from provision.hardware import machine
+from provision.engine.remote import Output, RootShell
+from provision.hardware import machine, pci
 from provision.profiles import Distribution, UnsupportedDistribution, of_os_release
-from provision.site.models import Hardware
+from provision.site.models import Hardware, Node
 
 LOCK = "/run/provision.lock"
 MANIFEST = "/var/lib/provision/manifest.json"
@@ -26,6 +27,9 @@ class Facts:
     profile: Distribution
     limits: Mapping[str, str]
     hardware: Hardware
+    gpus: (
+        Mapping[str, int] | str
+    )  # model -> how many, as the PCI bus shows them; or why they could not be seen
     manifest: Mapping[str, Mapping[str, list[str]]]  # component -> {"files": [...], "units": [...]}
 
 
@@ -51,11 +55,12 @@ def take_lock(shell: RootShell, holder: str, run: str) -> None:
 
 def look(shell: RootShell) -> Facts:
     """Read the facts. Raises PreflightError or RemoteError."""
-    release, limited, hardware, manifest = shell.run_many(
+    release, limited, hardware, functions, manifest = shell.run_many(
         [
             "cat /etc/os-release",
             limits.command(),
             _HARDWARE,
+            pci.QUERY,
             _READ_MANIFEST,
         ]
     )
@@ -72,7 +77,13 @@ def look(shell: RootShell) -> Facts:
         known = limits.parse(limited.stdout)
     except (UnsupportedDistribution, limits.LimitsError) as error:
         raise PreflightError(f"{shell.name}: {error}") from error
-    return Facts(profile, known, parse_hardware(hardware.stdout), parse_manifest(manifest.stdout))
+    return Facts(
+        profile,
+        known,
+        parse_hardware(hardware.stdout),
+        parse_gpus(functions),
+        parse_manifest(manifest.stdout),
+    )
 
 
 def parse_hardware(text: str) -> Hardware:
@@ -82,6 +93,34 @@ def parse_hardware(text: str) -> Hardware:
     except ValueError as error:
         raise PreflightError(str(error)) from error
     return Hardware(sockets=found.sockets, cores=found.cores, threads=found.threads, memory=found.memory)
+
+
+def parse_gpus(functions: Output) -> dict[str, int] | str:
+    """From the answer to pci.QUERY: how many of each model, or why that cannot be told."""
+    if not functions.ok:
+        return functions.stderr.strip() or f"exit {functions.rc}"
+    try:
+        return dict(Counter(pci.gpu_model_name(each) for each in pci.parse(functions.stdout) if each.is_gpu))
+    except ValueError as error:
+        return str(error)
+
+
+def contradictions(node: Node, known: Hardware | None, facts: Facts) -> list[str]:
+    """Where a node is not what site file and lock (`known`) say; files are written from these all the same."""
+    found = []
+    if known is not None and known != facts.hardware:
+        found.append(f"hardware is {facts.hardware.model_dump()}, site file or lock say {known.model_dump()}")
+    wanted = {node.gpu.model: node.gpu.count} if node.gpu else {}
+    if isinstance(facts.gpus, str):
+        if wanted:
+            found.append(f"its GPUs cannot be seen on the PCI bus: {facts.gpus}")
+    elif dict(facts.gpus) != wanted:
+        found.append(f"GPUs are {_counted(facts.gpus)}, the site file says {_counted(wanted)}")
+    return found
+
+
+def _counted(gpus: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} x {model}" for model, count in gpus.items()) or "none"
 
 
 def parse_manifest(text: str) -> dict[str, dict[str, list[str]]]:

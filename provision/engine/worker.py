@@ -468,16 +468,9 @@ class Worker:
         return secrets
 
     def _contradict(self, name: str, facts: preflight.Facts) -> None:
-        """Say so when a node is not what site file or lock say; files are written from these all the same."""
-        known = self.job.lock.hardware_of(self.job.site, self.job.site.nodes[name])
-        if known is not None and known != facts.hardware:
-            self.emit(
-                {
-                    "event": "warning",
-                    "node": name,
-                    "text": f"hardware is {facts.hardware.model_dump()}, site file or lock say {known.model_dump()}",
-                }
-            )
+        node = self.job.site.nodes[name]
+        for text in preflight.contradictions(node, self.job.lock.hardware_of(self.job.site, node), facts):
+            self.emit({"event": "warning", "node": name, "text": text})
 
     def _settle(self, node: str, step: str, done: Done) -> None:
         self.board.settle(node, step, done)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from provision.hardware import pci, rdma, smi
-from provision.profiles.gpu import GpuProfile, pci_model
 
 
 class Answer(Protocol):
@@ -77,11 +76,6 @@ class Machine:
     def gpus(self) -> list[pci.Function]:
         """In the order of their addresses, which is that of the driver."""
         return sorted((f for f in self.functions if f.is_gpu), key=lambda f: f.address)
-
-    @property
-    def gpu_models(self) -> list[GpuProfile | int]:
-        """The model of each GPU; its PCI device id for one that is not known."""
-        return [pci_model(gpu.device) or gpu.device for gpu in self.gpus]
 
     @property
     def adapters(self) -> list[rdma.Port]:

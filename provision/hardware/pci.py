@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from provision.profiles.gpu import pci_model
+
 NVIDIA, MELLANOX = 0x10DE, 0x15B3
 _FIELDS = (
     *("vendor", "device", "class", "numa_node"),
@@ -48,6 +50,12 @@ class Function:
     @property
     def is_nic(self) -> bool:
         return self.kind >> 16 == 0x02
+
+
+def gpu_model_name(gpu: Function) -> str:
+    """The model as a site file names it; "10de:1234" for one that is not known."""
+    profile = pci_model(gpu.device)
+    return profile.name if profile else f"{gpu.vendor:04x}:{gpu.device:04x}"
 
 
 def parse(text: str) -> list[Function]:

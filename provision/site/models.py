@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from provision.burnin.settings import BurninSettings
 from provision.components.base.settings import BaseSettings
@@ -25,11 +26,14 @@ from provision.components.slurm.settings import SlurmSettings
 from provision.components.ssh.settings import SshSettings
 from provision.components.storage.settings import StorageSettings
 from provision.components.time.settings import TimeSettings
-from provision.site.base import Settings
+from provision.site.base import Settings, matches
 from provision.site.hostlist import expand
 
 Role = Literal["head", "worker", "login", "storage", "monitor", "control-plane"]
 S = TypeVar("S", bound=Settings)
+Cores = Annotated[
+    str, matches(re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*"), "cores as Slurm counts them, like 0-31")
+]
 
 
 class Access(Settings):
@@ -55,6 +59,17 @@ class Gpu(Settings):
 
     model: str  # name of a profile, "h100-sxm"
     count: int = Field(ge=1, le=64)
+    cores: list[Cores] = Field(
+        default_factory=list
+    )  # next to equal shares of the GPUs, in order: ["0-31", "32-63"]
+
+    @model_validator(mode="after")
+    def _shared_out(self) -> Gpu:
+        if self.cores and self.count % len(self.cores):
+            raise ValueError(
+                f"{self.count} GPUs cannot be shared out equally to {len(self.cores)} ranges of cores"
+            )
+        return self
 
 
 class Hardware(Settings):

@@ -1,6 +1,6 @@
 """What NVML answers on this machine, call by call: the recording that the lab's simulated GPUs are held against.
 
-    python tests/gpu/nvml_answers.py >tests/gpu/recorded/nvml-h200.json
+    python tests/gpu/nvml_answers.py >tests/gpu/recorded/h200-x2-nvml.json
 
 Reads only. Every call is one that the simulated library implements; identifiers are replaced. Needs nvidia-ml-py.
 """

@@ -19,7 +19,7 @@ import pynvml
 from provision.hardware.machine import QUESTIONS
 from tests.gpu import nvml_answers
 
-SMI = ("-L", "--version", "topo -m", "nvlink -s", "nvlink -e", "topo -p2p n", "mig -lgip", "-q")
+SMI = ("-L", "--version", "topo -m", "nvlink -s")
 _IDENTIFIERS = (
     (re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"), r"\1-00000000-aaaa-bbbb-cccc-000000000000"),
     (re.compile(r"(<serial>|Serial Number\s+: )\d+"), r"\g<1>1650000000000"),

@@ -152,6 +152,18 @@ def test_a_token_that_slurmctld_refuses_is_seen(cluster: Cluster) -> None:
     assert cluster.found("slurm-rest", HEAD).verdict is Verdict.PASS
 
 
+def test_slurmd_finds_gpus_cores_and_links_by_nvml(cluster: Cluster) -> None:
+    preload = "$(systemctl show -p Environment --value slurmd | grep -o 'LD_PRELOAD=[^ ]*')"
+    told = cluster.run(WORKER, f"env {preload} timeout 30 slurmd -G --conf-server lab-head:6817")
+    found = [line for line in (told.stdout + told.stderr).splitlines() if "Gres Name=gpu" in line]
+    assert len(found) == 2, told
+    for index, line in enumerate(found):
+        assert f"Type=h100_80gb_hbm3 Count=1 Index={index} ID=" in line
+        assert f"File=/dev/nvidia{index} Cores=" in line
+        assert "ENV_NVML" in line
+    assert "Gres=gpu:h100_80gb_hbm3:2" in cluster.must(HEAD, f"scontrol show node {WORKER}")
+
+
 def test_slurmd_waits_for_the_device_files_of_its_gpus(cluster: Cluster) -> None:
     cluster.must(
         WORKER,

@@ -18,10 +18,11 @@ from provision.components.slurm import acceptance, accounting, checks, deploy, e
 from provision.components.slurm.settings import Qos, SlurmSettings
 from provision.engine.remote import Output
 from provision.profiles import distribution
+from provision.profiles.gpu import all_models
 from provision.report.model import Verdict
 from provision.site.hostlist import expand
 from provision.site.lock import Lock
-from provision.site.models import Hardware, Site, SiteFile
+from provision.site.models import Gpu, Hardware, Site, SiteFile
 
 DEBIAN = distribution("debian", "13")
 BIG = Hardware(sockets=2, cores=32, threads=2, memory=1_031_513)
@@ -61,13 +62,57 @@ def test_equal_nodes_share_a_line_and_a_dead_one_stays_in_it(tmp_path: Path) -> 
     text = conf(make_site(tmp_path))  # only g01 was ever read: its group is taken to be alike
     lines = [line for line in text.splitlines() if line.startswith("NodeName")]
     assert lines == [
-        "NodeName=g[01-03] Sockets=2 CoresPerSocket=32 ThreadsPerCore=2 RealMemory=1010880 Gres=gpu:h100-sxm:8"
+        "NodeName=g[01-03] Sockets=2 CoresPerSocket=32 ThreadsPerCore=2 RealMemory=1010880 Gres=gpu:h100_80gb_hbm3:8"
     ]
     assert "GresTypes=gpu" in text.splitlines()
-    assert exports.gres_conf(make_site(tmp_path), lock()).splitlines() == [
-        "AutoDetect=off",
-        "NodeName=g[01-03] Name=gpu Type=h100-sxm File=/dev/nvidia[0-7]",
+    assert exports.gres_conf(make_site(tmp_path), lock(), DEBIAN).splitlines() == [
+        "AutoDetect=nvml",
+        "NodeName=g[01-03] Name=gpu Type=h100_80gb_hbm3 File=/dev/nvidia[0-7]",
     ]
+
+
+def test_a_gres_type_is_part_of_the_name_that_nvml_gives_the_gpu() -> None:
+    """slurmd drops a line of gres.conf whose type is not: with AutoDetect the GPUs would be lost."""
+    for profile in all_models():
+        for product in profile.products[:1]:
+            told = product.lower().replace(" ", "_")  # as Slurm's plugin does
+            assert exports.gres_type(profile.name) in told
+    assert len({exports.gres_type(profile.name) for profile in all_models()}) == len(all_models())
+    assert exports.gres_type("RTX PRO 6000") == "rtx_pro_6000"
+
+
+def test_gpus_are_found_by_nvml_where_slurm_can_ask_it(tmp_path: Path) -> None:
+    old = distribution("debian", "12")
+    gpu = {**GPU, "cores": ["0-31", "32-63"]}
+    site = make_site(tmp_path, groups=GROUPS | {"gpu": GROUPS["gpu"] | {"gpu": gpu}})
+    one = "NodeName=g[01-03] Name=gpu Type=h100_80gb_hbm3"
+    assert exports.gres_conf(site, lock(), DEBIAN).splitlines() == [
+        "AutoDetect=nvml",
+        f"{one} File=/dev/nvidia[0-7]",
+    ]
+    files = [
+        "AutoDetect=off",
+        f"{one} File=/dev/nvidia[0-3] Cores=0-31",
+        f"{one} File=/dev/nvidia[4-7] Cores=32-63",
+    ]
+    assert exports.gres_conf(site, lock(), old).splitlines() == files
+    told = make_site(tmp_path, {"gpu_detection": "files"}, GROUPS | {"gpu": GROUPS["gpu"] | {"gpu": gpu}})
+    assert exports.gres_conf(told, lock(), DEBIAN).splitlines() == files
+    built = make_site(tmp_path, {"source": "repository"})  # nobody knows what it was built with
+    assert exports.gpu_detection(built, DEBIAN) == "files"
+    assert lint.gres_mistakes("\n".join(files), conf(site)) == []
+
+
+def test_gpus_that_cannot_be_shared_out_are_refused() -> None:
+    with pytest.raises(ValidationError, match="8 GPUs cannot be shared out equally to 3 ranges"):
+        Gpu(model="h100-sxm", count=8, cores=["0-9", "10-19", "20-29"])
+    with pytest.raises(ValidationError, match="cores as Slurm counts them"):
+        Gpu(model="h100-sxm", count=8, cores=["all"])
+
+
+def test_cores_can_be_kept_from_jobs(tmp_path: Path) -> None:
+    assert " CoreSpecCount=4 Gres=" in conf(make_site(tmp_path, {"core_reserve": 4}))
+    assert "CoreSpecCount" not in conf(make_site(tmp_path))
 
 
 def test_two_hardware_kinds_in_a_group_are_two_lines_and_a_warning(tmp_path: Path) -> None:
@@ -75,8 +120,8 @@ def test_two_hardware_kinds_in_a_group_are_two_lines_and_a_warning(tmp_path: Pat
     names = [line.split()[0] for line in conf(site, known).splitlines() if line.startswith("NodeName")]
     assert names == ["NodeName=g[01,03]", "NodeName=g02"]
     assert exports.unlike_its_group(site, known, site.nodes["g02"]) == (
-        "group gpu has 2 hardware kinds: g[01,03]: 2 x 32 x 2, 1010880 MiB, gpu:h100-sxm:8; "
-        "g02: 2 x 32 x 2, 505152 MiB, gpu:h100-sxm:8"
+        "group gpu has 2 hardware kinds: g[01,03]: 2 x 32 x 2, 1010880 MiB, gpu:h100_80gb_hbm3:8; "
+        "g02: 2 x 32 x 2, 505152 MiB, gpu:h100_80gb_hbm3:8"
     )
     assert exports.unlike_its_group(site, known, site.nodes["g01"]) is None
     assert exports.unlike_its_group(site, lock(), site.nodes["g02"]) is None
@@ -430,7 +475,7 @@ def test_gpus_are_counted_over_all_lines_of_a_node() -> None:
 
 def test_own_files_pass_the_same_rules(tmp_path: Path) -> None:
     site = make_site(tmp_path)
-    assert lint.gres_mistakes(exports.gres_conf(site, lock()), conf(site)) == []
+    assert lint.gres_mistakes(exports.gres_conf(site, lock(), DEBIAN), conf(site)) == []
 
 
 def test_topology_and_nodes_must_agree() -> None:
@@ -476,6 +521,9 @@ def test_fewer_gpus_than_configured_has_a_cause() -> None:
     assert "before the driver" in lint.reason_cause(reason, devices=4)[0].why
     assert "3 of 4" in lint.reason_cause(reason, devices=3)[0].why
     assert lint.reason_cause("maintenance by eve") == []
+    # MIG-04: slices were taken away while slurm.conf still had them
+    lowered = "gres/gpu count reported lower than configured (3 < 4)"
+    assert lint.reason_cause(lowered, slices=3)[0].why == "the MIG layout has 3 slices, slurm.conf says 4"
 
 
 def test_smt_switched_off_is_seen_in_the_numbers() -> None:
@@ -607,7 +655,7 @@ def entry(name: str, *state: str, reason: str = "", version: str = "24.11.5") ->
         "reason": reason,
         "cpus": 128,
         "real_memory": 1010880,
-        "gres": "gpu:h100-sxm:8(S:0-1)",
+        "gres": "gpu:h100_80gb_hbm3:8(S:0-1)",
         "version": version,
         "boot_time": {"set": True, "infinite": False, "number": 1_700_000_000},
     }
@@ -731,7 +779,7 @@ def test_marks(reason: str | None, ours: bool) -> None:
 
 
 def judge(**changes: Any) -> checks.Found:
-    kind = exports.Kind(("g01",), 2, 32, 2, 1010880, "h100-sxm", 8)
+    kind = exports.Kind(("g01",), 2, 32, 2, 1010880, "h100_80gb_hbm3", 8)
     state = acceptance.parse_nodes(json.dumps({"nodes": [{**entry("g01", "IDLE"), **changes}]}))["g01"]
     return checks.judge_node(state, kind, "g01")
 
@@ -743,7 +791,7 @@ def test_a_node_is_judged_by_what_it_registered() -> None:
     assert judge(**{**waiting, "reason": "eve looks"}).verdict is Verdict.WARN
     assert judge(state=["IDLE", "NOT_RESPONDING"]).verdict is Verdict.FAIL
     assert judge(version="").verdict is Verdict.FAIL
-    assert judge(gres="gpu:h100-sxm:7").verdict is Verdict.FAIL
+    assert judge(gres="gpu:h100_80gb_hbm3:7").verdict is Verdict.FAIL
     assert judge(cpus=64).verdict is Verdict.FAIL
     assert judge(state=["IDLE", "BRAND_NEW"]).verdict is Verdict.UNKNOWN
     low = judge(state=["DOWN", "INVALID_REG"], reason="gres/gpu count reported lower than configured (6 < 8)")
@@ -752,7 +800,7 @@ def test_a_node_is_judged_by_what_it_registered() -> None:
 
 
 def test_a_drain_by_slurmctld_itself_is_a_fault_with_its_cause(tmp_path: Path) -> None:
-    kind = exports.Kind(("g01",), 2, 32, 2, 1010880, "h100-sxm", 8)
+    kind = exports.Kind(("g01",), 2, 32, 2, 1010880, "h100_80gb_hbm3", 8)
     reason = "gres/gpu count reported lower than configured (0 < 8)"
     shown = {"nodes": [entry("g01", "IDLE", "DRAIN", reason=reason)]}
     state = acceptance.parse_nodes(json.dumps(shown))["g01"]

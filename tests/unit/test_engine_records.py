@@ -9,6 +9,9 @@ import pytest
 from provision.engine import limits, manifest, preflight
 from provision.engine.journal import Journal
 from provision.engine.record import Owned
+from provision.engine.remote import Output
+from provision.profiles import distribution
+from provision.site.models import Access, Gpu, Node
 
 LSCPU = "Socket(s): 2\nCore(s) per socket: 32\nThread(s) per core: 2\nMemTotal:  1056269312 kB\n"
 
@@ -52,6 +55,46 @@ def test_hardware_is_read_from_lscpu_and_meminfo() -> None:
     assert hardware.cpus == 128
     with pytest.raises(preflight.PreflightError, match=r"do not tell the hardware"):
         preflight.parse_hardware(LSCPU.replace("MemTotal", "MemFree"))
+
+
+FUNCTION = "0000:{:02x}:00.0|0x10de|{}|0x030200|0|16|16|32.0 GT/s PCIe|32.0 GT/s PCIe\n"
+
+
+def facts_of(functions: Output) -> preflight.Facts:
+    hardware = preflight.parse_hardware(LSCPU)
+    return preflight.Facts(distribution("debian", "13"), {}, hardware, preflight.parse_gpus(functions), {})
+
+
+def worker(gpu: Gpu | None) -> Node:
+    return Node("g1", "gpu", frozenset({"worker"}), Access(), gpu=gpu)
+
+
+def test_a_node_with_other_gpus_than_the_site_file_says_is_contradicted_by_both_names() -> None:
+    seven = "".join(FUNCTION.format(bus, "0x2330") for bus in range(7))
+    facts = facts_of(Output(0, seven, ""))
+    (text,) = preflight.contradictions(worker(Gpu(model="h100-sxm", count=8)), None, facts)
+    assert text == "GPUs are 7 x h100-sxm, the site file says 8 x h100-sxm"
+    assert preflight.contradictions(worker(Gpu(model="h100-sxm", count=7)), facts.hardware, facts) == []
+    (text,) = preflight.contradictions(worker(None), None, facts)
+    assert text == "GPUs are 7 x h100-sxm, the site file says none"
+    mixed = facts_of(Output(0, seven + FUNCTION.format(9, "0x1234"), ""))
+    (text,) = preflight.contradictions(worker(Gpu(model="h100-sxm", count=8)), None, mixed)
+    assert text.startswith("GPUs are 7 x h100-sxm, 1 x 10de:1234, ")
+
+
+def test_gpus_that_cannot_be_seen_are_said_to_be_so() -> None:
+    for functions in (Output(1, "", "cd: no such folder"), Output(0, "nonsense", "")):
+        (text,) = preflight.contradictions(worker(Gpu(model="t4", count=1)), None, facts_of(functions))
+        assert text.startswith("its GPUs cannot be seen on the PCI bus: ")
+        assert preflight.contradictions(worker(None), None, facts_of(functions)) == []
+
+
+def test_other_cpus_or_memory_are_contradicted(tmp_path: Path) -> None:
+    facts = facts_of(Output(0, "", ""))
+    known = facts.hardware.model_copy(update={"threads": 1})
+    (text,) = preflight.contradictions(worker(None), known, facts)
+    assert "'threads': 2" in text
+    assert "'threads': 1" in text
 
 
 def test_limits_match_by_pattern_and_a_wrong_file_is_said() -> None:

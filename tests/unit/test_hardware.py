@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,9 @@ from hypothesis import strategies as st
 
 from provision.engine.remote import local_shell
 from provision.hardware import machine, pci, rdma, smi
+from provision.profiles.gpu import gpu_model
+
+RECORDED = Path(__file__).parents[1] / "gpu/recorded"
 
 
 def log(gpu: str, driver: str = "580.1.2") -> str:
@@ -267,7 +272,7 @@ def test_a_machine_without_a_driver_tells_its_gpus_all_the_same() -> None:
     found = machine_of()
     assert found.unread == {}
     assert found.driver is None
-    assert [getattr(model, "name", model) for model in found.gpu_models] == ["h100-sxm"]
+    assert [pci.gpu_model_name(gpu) for gpu in found.gpus] == ["h100-sxm"]
     assert found.cpus == machine.Cpus("A CPU", 2, 32, 2, 1031604)
     assert [node.cpus for node in found.numa] == ["0-31", "32-63"]
     assert found.board == machine.Board("NVIDIA", "DGXH100", None, "1.6.7")
@@ -290,7 +295,7 @@ def test_what_was_not_answered_is_unread_with_its_reason() -> None:
 
 def test_a_gpu_of_an_unknown_model_is_told_by_its_number() -> None:
     text = FUNCTIONS.replace("0x2330", "0x1234")
-    assert machine_of(functions=Said(0, text)).gpu_models == [0x1234]
+    assert [pci.gpu_model_name(gpu) for gpu in machine_of(functions=Said(0, text)).gpus] == ["10de:1234"]
 
 
 def test_a_container_has_no_board() -> None:
@@ -312,3 +317,41 @@ def test_this_machine_answers() -> None:
         shell.close()
     assert found.cpus is not None
     assert not any("yntax error" in why for why in found.unread.values())
+
+
+# ---- a recording of a real machine: tests/gpu/record.py
+
+
+def recorded(name: str) -> dict[str, Said]:
+    text = (RECORDED / f"h200-x2-{name}.json").read_text()
+    return {key: Said(**answer) for key, answer in json.loads(text).items()}
+
+
+def test_a_recorded_machine_is_read_whole() -> None:
+    answers = recorded("machine")
+    found = machine.machine([answers[question.part] for question in machine.QUESTIONS])
+    assert found.unread == {}
+    assert [pci.gpu_model_name(gpu) for gpu in found.gpus] == ["h200-sxm", "h200-sxm"]
+    assert found.cpus is not None
+    assert (found.cpus.sockets, found.cpus.cores, found.cpus.threads) == (1, 32, 1)
+    assert found.driver is not None
+    assert found.driver.driver == "580.159.04"
+    assert [gpu.address for gpu in found.gpus] == [gpu.bus for gpu in found.driver.gpus]
+    first = found.driver.gpus[0]
+    assert (first.pci_id, first.memory, first.pcie_width, first.power_limit) == (0x2335, 143771, 16, 700.0)
+    assert (first.fabric_state, first.fabric_status, first.recovery) == ("Completed", "Success", "None")
+    read = [getattr(first, name) for name in vars(first)]
+    assert not [value for value in read if isinstance(value, smi.Unread)]
+
+
+def test_views_of_the_same_machine_agree() -> None:
+    views = recorded("nvidia-smi")
+    assert smi.parse_version(views["nvidia-smi --version"].stdout)["driver"] == "580.159.04"
+    assert [each.product for each in smi.parse_list(views["nvidia-smi -L"].stdout)] == ["NVIDIA H200"] * 2
+    links = smi.parse_nvlinks(views["nvidia-smi nvlink -s"].stdout)
+    profile = gpu_model("h200-sxm")
+    assert profile is not None
+    assert links == dict.fromkeys((0, 1), (profile.nvlink_gbs,) * profile.nvlinks)
+    topology = smi.parse_topology(views["nvidia-smi topo -m"].stdout)
+    assert topology.links["GPU0"] == {"GPU1": "NV18"}
+    assert (topology.cpus["GPU1"], topology.numa["GPU1"]) == ("0-31", 0)

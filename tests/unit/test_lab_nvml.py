@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from tests.gpu import nvml_answers
 
 NODE = "lab-gpu-1"
 SOURCE = Path(gpus.__file__).parent / "nvml"
+RECORDED = Path(nvml_answers.__file__).parent / "recorded/h200-x2-nvml.json"
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
 Gpus = Callable[..., Path]
@@ -99,6 +101,20 @@ def test_every_gpu_of_every_node_is_one_of_its_kind(simulated: Gpus) -> None:
     assert pynvml.nvmlDeviceGetIndex(pynvml.nvmlDeviceGetHandleByUUID(uuid)) == 5
     assert pynvml.nvmlDeviceGetIndex(pynvml.nvmlDeviceGetHandleByPciBusId("0000:10:00.0")) == 5
     assert uuid == gpus.gpu_uuid(NODE, 5) != gpus.gpu_uuid("lab-gpu-2", 5)
+
+
+def test_its_answers_have_the_shape_of_a_real_gpus(simulated: Gpus) -> None:
+    """The recording is of an H200 with a newer driver: no call of it may be answered in another form."""
+    simulated("h200-sxm", 2)
+    real = json.loads(RECORDED.read_text())
+    ours = nvml_answers.answers()
+    assert set(ours) == set(real)
+    different = {
+        name: (nvml_answers.shape(real[name]), nvml_answers.shape(ours[name]))
+        for name in real
+        if nvml_answers.shape(real[name]) != nvml_answers.shape(ours[name])
+    }
+    assert different == {}
 
 
 def test_a_gpu_that_is_gone_is_counted_no_more_and_a_lost_one_is(simulated: Gpus) -> None:

@@ -118,6 +118,8 @@ def worker(on: Context) -> None:
         )
     _user()
     _packages(on, "slurm-node")
+    if kind.gpus and exports.gpu_detection(on.site, on.profile) == "nvml":
+        ops.packages(*on.profile.package_sets.get("slurm-nvml", []))
     if on.node.name != on.site.head.name:
         ops.ensure("no configuration of its own", test=_ASIDE_TEST, make=_ASIDE_MAKE)
         _directories(("/var/lib/slurm", exports.LOGS))

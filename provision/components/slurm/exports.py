@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 from provision.components.base import exports as base
 from provision.components.exported import Port
@@ -14,6 +14,7 @@ from provision.components.slurm import lint
 from provision.components.slurm.settings import Account, Partition, SlurmSettings
 from provision.components.storage import exports as storage
 from provision.engine.deploy import Secret, render
+from provision.profiles.gpu import gpu_model
 from provision.site.hostlist import HostlistError, expand, fold
 from provision.site.names import bracketed
 from provision.site.problem import Problem, nearest
@@ -113,6 +114,7 @@ class Kind:
     memory: int  # MiB that jobs may have
     gpu: str | None = None  # type, as in "gpu:TYPE:COUNT"
     gpus: int = 0
+    near: tuple[str, ...] = ()  # cores next to equal shares of the GPUs
 
     @property
     def nodes(self) -> str:
@@ -123,14 +125,33 @@ class Kind:
         return f"gpu:{self.gpu}:{self.gpus}" if self.gpu else None
 
     @property
-    def devices(self) -> str:
-        """The device files of its GPUs, as gres.conf writes them."""
-        return "/dev/nvidia0" if self.gpus == 1 else f"/dev/nvidia[0-{self.gpus - 1}]"
+    def devices(self) -> list[tuple[str, str | None]]:
+        """The device files of its GPUs, as gres.conf writes them, each share with the cores next to it."""
+        share = self.gpus // max(len(self.near), 1)
+        return [(_devices(first * share, share), cores) for first, cores in enumerate(self.near or (None,))]
+
+
+def _devices(first: int, count: int) -> str:
+    return f"/dev/nvidia{first}" if count == 1 else f"/dev/nvidia[{first}-{first + count - 1}]"
 
 
 def gres_type(model: str) -> str:
-    """A GPU model as a GRES type: "h100-sxm" stays, "RTX PRO 6000" becomes "rtx_pro_6000"."""
-    return re.sub(r"[^a-z0-9_.-]+", "_", model.lower())
+    """A GPU model as a GRES type: "h100-sxm" is "h100_80gb_hbm3", "RTX PRO 6000" is "rtx_pro_6000".
+
+    What NVML calls the product, without its maker: with AutoDetect=nvml a type must be part of that name.
+    """
+    profile = gpu_model(model)
+    name = re.sub(r"[^a-z0-9_.-]+", "_", (profile.products[0] if profile else model).lower())
+    return name.removeprefix("nvidia_").removeprefix("tesla_")
+
+
+def gpu_detection(site: Site, profile: Distribution) -> Literal["nvml", "files"]:
+    """Whether slurmd asks NVML for its GPUs, or looks at device files only: what the build of Slurm can."""
+    section = settings(site)
+    if section.gpu_detection is not None:
+        return section.gpu_detection
+    able = section.source == "distribution" and "slurm-nvml" in profile.package_sets
+    return "nvml" if able else "files"
 
 
 def real_memory(hardware: Hardware, reserve: int) -> int:
@@ -144,14 +165,15 @@ def real_memory(hardware: Hardware, reserve: int) -> int:
 def kinds(site: Site, lock: Lock) -> list[Kind]:
     """The workers of known hardware, equal ones together, in the order of the site file."""
     reserve = settings(site).memory_reserve
-    found: dict[tuple[int, int, int, int, str | None, int], list[str]] = {}
+    found: dict[tuple[int, int, int, int, str | None, int, tuple[str, ...]], list[str]] = {}
     for node in site.with_role("worker"):
         hardware = lock.hardware_of(site, node)
         if hardware is None:
             continue
         gpu, gpus = (gres_type(node.gpu.model), node.gpu.count) if node.gpu else (None, 0)
+        near = tuple(node.gpu.cores) if node.gpu else ()
         memory = real_memory(hardware, reserve)
-        key = (hardware.sockets, hardware.cores, hardware.threads, memory, gpu, gpus)
+        key = (hardware.sockets, hardware.cores, hardware.threads, memory, gpu, gpus, near)
         found.setdefault(key, []).append(node.name)
     return [Kind(tuple(names), *key) for key, names in found.items()]
 
@@ -201,7 +223,9 @@ def slurm_conf(site: Site, lock: Lock, *, profile: Distribution, joining: Collec
     for kind in found:
         new = tuple(name for name in kind.names if name in joining)
         old = tuple(name for name in kind.names if name not in joining)
-        parts += [(_part(kind, names), state) for names, state in ((old, ""), (new, "DRAIN")) if names]
+        parts += [
+            (replace(kind, names=names), state) for names, state in ((old, ""), (new, "DRAIN")) if names
+        ]
     known = {name for kind in found for name in kind.names}
     return render(
         "slurm",
@@ -233,10 +257,6 @@ def slurm_conf(site: Site, lock: Lock, *, profile: Distribution, joining: Collec
     )
 
 
-def _part(kind: Kind, names: tuple[str, ...]) -> Kind:
-    return Kind(names, kind.sockets, kind.cores, kind.threads, kind.memory, kind.gpu, kind.gpus)
-
-
 def memory_per_cpu(found: Sequence[Kind], names: Collection[str]) -> int:
     """MiB that a job gets for a CPU when it asks for none: otherwise one job on one CPU takes all of a node's."""
     return min(
@@ -263,14 +283,22 @@ def partition_nodes(site: Site, partition: Partition) -> list[str]:
     ]
 
 
-def gres_conf(site: Site, lock: Lock) -> str:
-    """gres.conf: which device files are whose."""
-    lines = [
-        f"NodeName={kind.nodes} Name=gpu Type={kind.gpu} File={kind.devices}\n"
-        for kind in kinds(site, lock)
-        if kind.gpu
-    ]
-    return "AutoDetect=off\n" + "".join(lines)
+def gres_conf(site: Site, lock: Lock, profile: Distribution) -> str:
+    """gres.conf: which device files are whose, and the cores next to them.
+
+    With AutoDetect=nvml slurmd asks the driver for cores and links; the lines stay, so that a GPU that is missing is
+    missed. Without it, links are left out: between GPUs that an NVSwitch connects all are the same.
+    """
+    nvml = gpu_detection(site, profile) == "nvml"
+    lines = []
+    for kind in kinds(site, lock):
+        if kind.gpu:
+            shares = replace(kind, near=()).devices if nvml else kind.devices
+            lines += [
+                f"NodeName={kind.nodes} Name=gpu Type={kind.gpu} File={files}{f' Cores={near}' if near else ''}\n"
+                for files, near in shares
+            ]
+    return f"AutoDetect={'nvml' if nvml else 'off'}\n" + "".join(lines)
 
 
 def cgroup_conf(site: Site) -> str:
@@ -392,7 +420,7 @@ def distributed(site: Site, lock: Lock, profile: Distribution) -> dict[str, str]
     files = {
         "slurm.conf": slurm_conf(site, lock, profile=profile),
         "cgroup.conf": cgroup_conf(site),
-        "gres.conf": gres_conf(site, lock),
+        "gres.conf": gres_conf(site, lock, profile),
     }
     for name, text in (("topology.conf", topology_conf(site)), ("job_container.conf", container_conf(site))):
         if text is not None:

@@ -288,13 +288,22 @@ class Cause:
     action: str
 
 
-def reason_cause(reason: str, *, devices: int | None = None, memory: int | None = None) -> list[Cause]:
-    """What a node's reason means. `devices`: GPU device files present on it; `memory`: its configured MiB."""
+def reason_cause(
+    reason: str, *, devices: int | None = None, memory: int | None = None, slices: int | None = None
+) -> list[Cause]:
+    """What a node's reason means.
+
+    `devices`: GPU device files present on it; `memory`: its configured MiB; `slices`: of its GPUs, where MIG is on.
+    """
     causes: list[Cause] = []
     low = re.search(r"gres/(\w+) count reported lower than configured \((\d+) < (\d+)\)", reason)
     if low:
         have, want = int(low[2]), int(low[3])
-        if devices is None:
+        action = "nvidia-smi; ls /dev/nvidia[0-9]*; then restart slurmd, and resume only when all are there"
+        if slices == have:
+            why = f"the MIG layout has {have} slices, slurm.conf says {want}"
+            action = "change both together: drain, MIG layout, slurm.conf, resume"
+        elif devices is None:
             why = f"slurmd saw {have} of {want} {low[1]}s as it started"
         elif devices == 0:
             why = "no device files: the driver was not up when slurmd started, or is not up now"
@@ -302,7 +311,6 @@ def reason_cause(reason: str, *, devices: int | None = None, memory: int | None 
             why = f"{devices} of {want} device files: a GPU is missing"
         else:
             why = f"all {want} device files are there now: slurmd started before the driver"
-        action = "nvidia-smi; ls /dev/nvidia[0-9]*; then restart slurmd, and resume only when all are there"
         causes.append(Cause("gres-low", why, action))
     elif re.search(r"low socket\*core\*thread count|low cpus", reason, re.IGNORECASE):
         why = "the node has fewer CPUs than its NodeName line says: SMT off in firmware, or a CPU missing"

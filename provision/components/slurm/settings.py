@@ -100,6 +100,10 @@ class SlurmSettings(Settings):
     partitions: list[Partition] = Field(default_factory=list)  # left out: one of all workers
     constrain: Constrain = Constrain()
     memory_reserve: int = Field(2, ge=0, le=50)  # percent of a node's memory that jobs do not get
+    core_reserve: int = Field(0, ge=0)  # cores of each worker that jobs do not get
+    gpu_detection: Literal["nvml", "files"] | None = (
+        None  # left out: nvml, where the packages of Slurm can ask the driver
+    )
     default_account: Name = "default"
     accounts: list[Account] = Field(default_factory=list)
     qos: list[Qos] = Field(default_factory=list)

@@ -28,6 +28,7 @@ enum {
 };
 #define GPUS 64
 #define MIGS 8
+#define LINKS 18
 #define KEY 96
 #define WIDTH 128
 typedef int Return;
@@ -361,9 +362,15 @@ Return nvmlDeviceGetIndex(Device device, u32 *out)
 #define VALUE_OF(call, type, key) \
 	Return call(Device device, u32 which, type *out) \
 	{ if (!device) return INVALID_ARGUMENT; ASSIGN(type, out, device, key, which); return OK; }
+#define LINK_VALUE(call, type, key) \
+	Return call(Device device, u32 link, type *out) \
+	{ if (!device || link >= LINKS) return INVALID_ARGUMENT; ASSIGN(type, out, device, key, link); return OK; }
 #define VALUE_OF_TWO(call, type, key) \
 	Return call(Device device, u32 which, u32 what, type *out) \
 	{ if (!device) return INVALID_ARGUMENT; ASSIGN(type, out, device, key, which, what); return OK; }
+#define LINK_VALUE_OF(call, type, key) \
+	Return call(Device device, u32 link, u32 what, type *out) \
+	{ if (!device || link >= LINKS) return INVALID_ARGUMENT; ASSIGN(type, out, device, key, link, what); return OK; }
 #define PAIR(call, type, first, second) \
 	Return call(Device device, type *one, type *two) \
 	{ if (!device) return INVALID_ARGUMENT; ASSIGN(type, one, device, first); ASSIGN(type, two, device, second); return OK; }
@@ -399,8 +406,6 @@ VALUE(nvmlDeviceGetMaxPcieLinkWidth, u32, "pcie.width_max")
 VALUE(nvmlDeviceGetPcieReplayCounter, u32, "pcie.replays")
 VALUE(nvmlDeviceGetRetiredPagesPendingStatus, u32, "retired.pending")
 VALUE(nvmlDeviceGetMaxMigDeviceCount, u32, "mig.max")
-VALUE(nvmlDeviceGetGpuInstanceId, u32, "gi")
-VALUE(nvmlDeviceGetComputeInstanceId, u32, "ci")
 VALUE(nvmlDeviceGetCurrentClocksEventReasons, u64, "clocks.reasons")
 VALUE(nvmlDeviceGetCurrentClocksThrottleReasons, u64, "clocks.reasons")
 VALUE(nvmlDeviceGetSupportedClocksEventReasons, u64, "clocks.reasons_supported")
@@ -413,11 +418,11 @@ VALUE_OF(nvmlDeviceGetMaxClockInfo, u32, "clocks.max.%u")
 VALUE_OF(nvmlDeviceGetApplicationsClock, u32, "clocks.applications.%u")
 VALUE_OF(nvmlDeviceGetDefaultApplicationsClock, u32, "clocks.applications.%u")
 VALUE_OF(nvmlDeviceGetPcieThroughput, u32, "pcie.throughput.%u")
-VALUE_OF(nvmlDeviceGetNvLinkState, u32, "nvlink.%u.state")
-VALUE_OF(nvmlDeviceGetNvLinkVersion, u32, "nvlink.%u.version")
-VALUE_OF(nvmlDeviceGetNvLinkRemoteDeviceType, u32, "nvlink.%u.remote_type")
-VALUE_OF_TWO(nvmlDeviceGetNvLinkCapability, u32, "nvlink.%u.capability.%u")
-VALUE_OF_TWO(nvmlDeviceGetNvLinkErrorCounter, u64, "nvlink.%u.errors.%u")
+LINK_VALUE(nvmlDeviceGetNvLinkState, u32, "nvlink.%u.state")
+LINK_VALUE(nvmlDeviceGetNvLinkVersion, u32, "nvlink.%u.version")
+LINK_VALUE(nvmlDeviceGetNvLinkRemoteDeviceType, u32, "nvlink.%u.remote_type")
+LINK_VALUE_OF(nvmlDeviceGetNvLinkCapability, u32, "nvlink.%u.capability.%u")
+LINK_VALUE_OF(nvmlDeviceGetNvLinkErrorCounter, u64, "nvlink.%u.errors.%u")
 VALUE_OF_TWO(nvmlDeviceGetTotalEccErrors, u64, "ecc.%u.%u.total")
 PAIR(nvmlDeviceGetEccMode, u32, "ecc.mode", "ecc.mode_pending")
 PAIR(nvmlDeviceGetMigMode, u32, "mig.mode", "mig.mode_pending")
@@ -477,6 +482,8 @@ Return nvmlDeviceGetNvLinkRemotePciInfo_v2(Device device, u32 link, Pci *out)
 {
 	char prefix[32];
 
+	if (link >= LINKS)
+		return INVALID_ARGUMENT;
 	snprintf(prefix, sizeof prefix, "nvlink.%u.remote.", link);
 	return pci(device, out, prefix);
 }
@@ -569,11 +576,11 @@ Return nvmlDeviceGetSramEccErrorStatus(Device device, Sram *out)
 typedef struct { u64 l1, l2, memory, registers; } Detailed;
 Return nvmlDeviceGetDetailedEccErrors(Device device, u32 error, u32 counter, Detailed *out)
 {
-	static const struct place places[] = {
-		PLACE(Detailed, l1, "0"), PLACE(Detailed, l2, "1"), PLACE(Detailed, memory, "2"),
-		PLACE(Detailed, registers, "3"),
-	};
+	static const struct place places[] = { PLACE(Detailed, memory, "2") };
 	char prefix[32];
+
+	if (out)
+		memset(out, 0, sizeof *out);
 
 	snprintf(prefix, sizeof prefix, "ecc.%u.%u.", error, counter);
 	return FILL(device, out, places, prefix);
@@ -729,14 +736,14 @@ Return nvmlDeviceGetRetiredPages(Device device, u32 cause, u32 *room, u64 *addre
 
 /* Fields: their number, the key, the type (1 unsigned int, 3 unsigned long long, 4 signed long long, 5 int). */
 static const struct { u32 id; const char *key; u32 type; } fields[] = {
-	{ 1, "ecc.mode", 1 }, { 2, "ecc.mode_pending", 1 },
+	{ 1, "ecc.mode", 3 }, { 2, "ecc.mode_pending", 3 },
 	{ 3, "ecc.0.0.total", 3 }, { 4, "ecc.1.0.total", 3 }, { 5, "ecc.0.1.total", 3 }, { 6, "ecc.1.1.total", 3 },
 	{ 29, "retired.0", 1 }, { 30, "retired.1", 1 }, { 31, "retired.pending", 1 },
 	{ 82, "temperature.memory", 1 }, { 83, "power.energy", 3 },
 	{ 90, "nvlink.common_speed", 1 }, { 91, "nvlink.count", 1 },
 	{ 94, "pcie.replays", 1 }, { 95, "pcie.rollovers", 1 },
-	{ 142, "remap.corrected", 1 }, { 143, "remap.uncorrected", 1 }, { 144, "remap.pending", 1 },
-	{ 145, "remap.failure", 1 },
+	{ 142, "remap.corrected", 3 }, { 143, "remap.uncorrected", 3 }, { 144, "remap.pending", 3 },
+	{ 145, "remap.failure", 3 },
 	{ 161, "nvlink.%u.errors.0", 3 }, { 162, "nvlink.%u.errors.1", 3 }, { 163, "nvlink.%u.errors.2", 3 },
 	{ 164, "nvlink.%u.speed", 1 }, { 165, "nvlink.%u.state", 1 }, { 166, "nvlink.%u.version", 1 },
 	{ 185, "power.usage", 1 }, { 186, "power.usage", 1 }, { 187, "power.min", 1 }, { 188, "power.max", 1 },
@@ -848,6 +855,15 @@ Return nvmlDeviceGetMigDeviceHandleByIndex(Device device, u32 index, Device *out
 		*out = handle(device->gpu, (int)index);
 	return result == NOT_SUPPORTED ? NOT_FOUND : result;
 }
+static Return instance(Device device, u32 *out, const char *key)
+{
+	if (!device || device->mig < 0)
+		return INVALID_ARGUMENT;
+	ASSIGN(u32, out, device, "%s", key);
+	return OK;
+}
+Return nvmlDeviceGetGpuInstanceId(Device device, u32 *out) { return instance(device, out, "gi"); }
+Return nvmlDeviceGetComputeInstanceId(Device device, u32 *out) { return instance(device, out, "ci"); }
 Return nvmlDeviceGetDeviceHandleFromMigDeviceHandle(Device device, Device *out)
 {
 	if (!device || !out || device->mig < 0)
