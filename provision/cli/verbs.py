@@ -17,6 +17,7 @@ from provision.cli.common import answering
 VERBS: dict[str, tuple[str, str]] = {
     "init": ("init", "init"),
     "check": ("check", "check"),
+    "discover": ("discover", "discover"),
     "import": ("import_", "app"),
     "lock": ("lock", "lock"),
     "up": ("up", "up"),

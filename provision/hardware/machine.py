@@ -14,9 +14,12 @@ from provision.hardware import pci, rdma, smi
 class Answer(Protocol):
     """What a command said, as provision.engine.remote.Output has it."""
 
-    rc: int
-    stdout: str
-    stderr: str
+    @property
+    def rc(self) -> int: ...
+    @property
+    def stdout(self) -> str: ...
+    @property
+    def stderr(self) -> str: ...
 
 
 @dataclass(frozen=True)

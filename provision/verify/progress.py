@@ -20,19 +20,19 @@ from provision.verify.run import Progress as Callback
 
 
 @contextmanager
-def watching(nodes: Sequence[str]) -> Iterator[Callback]:
-    """A callback for `verify` that shows how far `nodes` have come."""
+def watching(nodes: Sequence[str], verb: str = "verify") -> Iterator[Callback]:
+    """A callback for `verb` that shows how far `nodes` have come."""
     if sys.stderr.isatty():
-        with _bar(nodes) as callback:
+        with _bar(nodes, verb) as callback:
             yield callback
     else:
         yield _lines()
 
 
 @contextmanager
-def _bar(nodes: Sequence[str]) -> Iterator[Callback]:
+def _bar(nodes: Sequence[str], verb: str) -> Iterator[Callback]:
     columns = (
-        TextColumn("verify"),
+        TextColumn(verb),
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
         TextColumn("nodes"),

@@ -147,6 +147,7 @@ def test_a_handle_from_before_meets_what_happened_since(simulated: Gpus) -> None
         ("gpu-remap-failed", lambda g: pynvml.nvmlDeviceGetRowRemapperHistogram(g).none, 1),
         ("gpu-nvlink-down", lambda g: [pynvml.nvmlDeviceGetNvLinkState(g, n) for n in (2, 3, 4)], [1, 0, 1]),
         ("gpu-nvlink-errors", lambda g: pynvml.nvmlDeviceGetNvLinkErrorCounter(g, 3, 2), 100000),
+        ("gpu-repair", pynvml.nvmlDeviceGetRepairStatus, [1, 0]),
         ("gpu-fabric", lambda g: nvml_answers.fabric(g).state, 2),
         ("gpu-hot", lambda g: pynvml.nvmlDeviceGetTemperature(g, 0), 95),
         ("gpu-hot", pynvml.nvmlDeviceGetMarginTemperature, -3),

@@ -573,6 +573,13 @@ Return nvmlDeviceGetSramEccErrorStatus(Device device, Sram *out)
 	return FILL(device, out, places, "sram.");
 }
 
+typedef struct { u32 version, channel, tpc; } Repair;
+Return nvmlDeviceGetRepairStatus(Device device, Repair *out)
+{
+	static const struct place places[] = { PLACE(Repair, channel, "channel"), PLACE(Repair, tpc, "tpc") };
+	return FILL(device, out, places, "repair.");
+}
+
 typedef struct { u64 l1, l2, memory, registers; } Detailed;
 Return nvmlDeviceGetDetailedEccErrors(Device device, u32 error, u32 counter, Detailed *out)
 {
