@@ -134,7 +134,8 @@ class GpuFault:
         """The lines, each with the fault's name behind it, by which they are found again."""
         prefix = "" if self.whole_node else f"gpu{gpu}."
         return "".join(
-            f"{prefix}{key.format(link=link)} = {value} # {self.name}\n" for key, value in self.lines.items()
+            f"{prefix}{key.format(link=link)} = {str(value).format(gpu=gpu)} # {self.name}\n"
+            for key, value in self.lines.items()
         )
 
 

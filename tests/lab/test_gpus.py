@@ -67,6 +67,16 @@ def test_bindings_kernel_and_slurm_see_the_same_gpus(worker: Lab) -> None:
     assert "Gres=gpu:nvidia_h100_80gb_hbm3:4" in worker.inside(WORKER, "timeout 20 slurmd -C")
 
 
+def test_slurm_finds_the_slices_of_a_gpu(worker: Lab) -> None:
+    worker.fault("gpu-mig", WORKER, gpu=1)
+    try:
+        told = worker.inside(WORKER, "timeout 20 slurmd -C")
+    finally:
+        worker.fault("gpu-mig", WORKER, undo=True)
+    assert "gpu:nvidia_h100_80gb_hbm3:3" in told
+    assert "gpu:nvidia_h100_80gb_hbm3_3g.40gb:2" in told
+
+
 def test_a_gpu_that_is_gone_stays_gone_over_a_reboot_and_comes_back(worker: Lab) -> None:
     worker.fault("gpu-gone", WORKER, gpu=1)
     worker.power_off(WORKER)

@@ -212,16 +212,16 @@ def test_without_its_driver_the_library_does_not_start(simulated: Gpus, name: st
 def test_slices_are_devices_of_their_own(simulated: Gpus) -> None:
     path = simulated()
     fault(path, "gpu-mig")
-    add(path, *(f"gpu0.mig.0.{key}" for key in ("uuid = MIG-1", "gi = 3", "ci = 0", "memory.total = 10240")))
-    slice_ = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu(), 0)
+    slice_ = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu(), 1)
     assert pynvml.nvmlDeviceIsMigDeviceHandle(slice_).value == 1
-    assert pynvml.nvmlDeviceGetUUID(slice_) == "MIG-1"
-    assert pynvml.nvmlDeviceGetGpuInstanceId(slice_) == 3
-    assert pynvml.nvmlDeviceGetMemoryInfo(slice_).total == 10240
+    assert pynvml.nvmlDeviceGetUUID(slice_).startswith("MIG-")
+    assert pynvml.nvmlDeviceGetGpuInstanceId(slice_) == 2
+    assert pynvml.nvmlDeviceGetMemoryInfo(slice_).total == 40448 << 20
+    assert pynvml.nvmlDeviceGetAttributes(slice_).gpuInstanceSliceCount == 3
     parent = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(slice_)
     assert pynvml.nvmlDeviceGetUUID(parent) == pynvml.nvmlDeviceGetUUID(gpu())
     with pytest.raises(pynvml.NVMLError_NotFound):
-        pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu(), 1)
+        pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu(), 2)
 
 
 def test_every_fault_is_one_of_the_labs_with_its_options() -> None:
@@ -255,3 +255,17 @@ def test_the_node_has_a_pci_function_for_each_gpu_that_is_there(devices: ModuleT
     fault(path, "gpu-gone", gpu=0)
     assert list(devices.there(devices.read(path))) == ["gpu1"]
     assert devices.read(tmp_path / "none") == []
+
+
+def test_the_slices_of_a_gpu_have_capabilities(devices: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    path.write_text(gpus.state(NODE, "h100-sxm", 2, cpus=4))
+    fault(path, "gpu-mig", gpu=1)
+    lines = devices.read(path)
+    assert list(devices.slices(lines, "gpu0")) == []
+    assert list(devices.slices(lines, "gpu1")) == [
+        "gpu1/gi1/access",
+        "gpu1/gi1/ci0/access",
+        "gpu1/gi2/access",
+        "gpu1/gi2/ci0/access",
+    ]

@@ -18,6 +18,8 @@ from pathlib import Path
 STATE = Path("/var/lib/lab-gpu/state")
 MADE = Path("/run/lab-gpu")
 MAJOR, CONTROL_MINOR = 195, 255
+FIRST_CAPABILITY = 3  # 1 and 2 are those of the driver's configuration and monitor
+CAPABILITY_MINORS = 1000  # the real ones have a major number of their own, that the kernel gives out
 MOUNTS = {"pci": "/sys/bus/pci/devices", "driver": "/proc/driver"}
 SPEEDS = {3: "8.0 GT/s PCIe", 4: "16.0 GT/s PCIe", 5: "32.0 GT/s PCIe", 6: "64.0 GT/s PCIe"}
 
@@ -68,6 +70,16 @@ def pci_function(lines: list[tuple[str, str]], gpu: str) -> tuple[str, dict[str,
     }
 
 
+def slices(lines: list[tuple[str, str]], gpu: str) -> Iterator[str]:
+    """The capabilities of a GPU's slices, as /proc/driver/nvidia-caps/mig-minors names them."""
+    minor = value(lines, f"{gpu}.minor")
+    for number in range(7):
+        if value(lines, f"{gpu}.mig.{number}.uuid"):
+            instance = f"gpu{minor}/gi{value(lines, f'{gpu}.mig.{number}.gi')}"
+            yield f"{instance}/access"
+            yield f"{instance}/ci{value(lines, f'{gpu}.mig.{number}.ci')}/access"
+
+
 def put(folder: Path, files: dict[str, str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
@@ -86,6 +98,9 @@ def main() -> None:
     if minors:
         device("nvidiactl", MAJOR, CONTROL_MINOR)
     functions = dict(pci_function(lines, gpu) for gpu in gpus)
+    capabilities = dict(enumerate((line for gpu in gpus for line in slices(lines, gpu)), FIRST_CAPABILITY))
+    for number in capabilities:
+        device(f"nvidia-caps/nvidia-cap{number}", MAJOR, CAPABILITY_MINORS + number)
     for name in MOUNTS:
         (MADE / name).mkdir(parents=True, exist_ok=True)
     for folder in (MADE / "pci").iterdir():
@@ -96,6 +111,8 @@ def main() -> None:
     if functions:
         version = f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {value(lines, 'module')}  Release Build"
         put(MADE / "driver/nvidia", {"version": version})
+        minors_file = "\n".join(f"{line} {number}" for number, line in capabilities.items())
+        put(MADE / "driver/nvidia-caps", {"mig-minors": minors_file})
     for name, target in MOUNTS.items():
         if not os.path.ismount(target):
             subprocess.run(["mount", "--bind", str(MADE / name), target], check=True)
