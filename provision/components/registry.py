@@ -23,6 +23,7 @@ COMPONENTS: dict[str, str] = {
     "munge": "scheduler",
     "slurm": "scheduler",
     "prometheus": "monitoring",
+    "health": "monitoring",
 }
 STAGES = (
     "preflight",

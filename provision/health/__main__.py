@@ -149,7 +149,7 @@ def _print(outcome: Any, said: list[str], *, as_json: bool) -> None:
                         }
                     },
                     "findings": [finding.document() for finding in outcome.findings],
-                    "details": {"action": decision.action, "done": said},
+                    "details": {"action": decision.action, "done": said, "about": _about(outcome.node)},
                 }
             )
         )
@@ -164,6 +164,25 @@ def _print(outcome: Any, said: list[str], *, as_json: bool) -> None:
         + ", ".join(f"{n} {verdict}" for verdict, n in counts.items() if n)
         + f"; {outcome.seconds:.2f} s"
     )
+
+
+def _about(node: Any) -> dict[str, Any]:
+    """What the whole cluster is compared by."""
+    gpus = []
+    for gpu in node.get("gpus", ()):
+        loaded = (
+            gpu.get("utilization.gpu", 0) >= 95
+            and gpu.get("clocks_event_reasons.sw_power_cap") == "Not Active"
+        )
+        gpus.append(
+            {
+                "index": gpu.get("index"),
+                "name": gpu.get("name"),
+                "vbios": gpu.get("vbios_version"),
+                "clock": gpu.get("clocks.sm") if loaded else None,
+            }
+        )
+    return {"driver": node.get("driver_version"), "gpus": gpus}
 
 
 def _history(entries: list[Any]) -> None:

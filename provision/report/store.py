@@ -67,6 +67,18 @@ def latest(site: Site, verb: str | None = None) -> Stored | None:
     return load(found[-1]) if found else None
 
 
+def recent(site: Site, verb: str, most: int) -> list[Document]:
+    """The last documents of `verb`, at most `most`, the oldest first; files that are none are passed over."""
+    found = []
+    for path in _files(state_directory(site) / "documents"):
+        if path.stem.partition("-")[2] == verb:
+            try:
+                found.append(load(path).document)
+            except StoreError:
+                continue  # `provision report` names it
+    return found[-most:]
+
+
 def load(path: Path) -> Stored:
     """The document in `path`. Raises StoreError where it is not one."""
     try:

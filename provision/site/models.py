@@ -19,6 +19,7 @@ from pydantic import Field, field_validator, model_validator
 from provision.burnin.settings import BurninSettings
 from provision.components.base.settings import BaseSettings
 from provision.components.firewall.settings import FirewallSettings
+from provision.components.health.settings import HealthSettings
 from provision.components.munge.settings import MungeSettings
 from provision.components.nvidia.settings import NvidiaSettings
 from provision.components.prometheus.settings import MonitoringSettings
@@ -158,6 +159,7 @@ class SiteFile(Settings):
     munge: MungeSettings | None = None  # implied by Slurm
     scheduler: Scheduler = Scheduler()
     monitoring: MonitoringSettings | None = None
+    health: HealthSettings | None = None
     burnin: BurninSettings = BurninSettings()
     hooks: list[Hook] = Field(default_factory=list)
     variables: dict[str, Any] = Field(default_factory=dict)  # handed to playbooks
@@ -174,6 +176,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "munge": ("munge",),
     "slurm": ("scheduler", "slurm"),
     "prometheus": ("monitoring",),
+    "health": ("health",),
 }
 
 

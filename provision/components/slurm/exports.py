@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from provision.components.base import exports as base
 from provision.components.exported import Port
+from provision.components.health import exports as health
 from provision.components.slurm import lint
 from provision.components.slurm.settings import Account, Partition, SlurmSettings
 from provision.components.storage import exports as storage
@@ -232,6 +233,7 @@ def slurm_conf(site: Site, lock: Lock, *, profile: Distribution, joining: Collec
         "slurm.conf.j2",
         site=site,
         section=section,
+        health=section.health_check or health.health_program(site),
         head=site.head,
         kinds=parts,
         unknown=slurm_fold(unknown_hardware(site, lock)),
