@@ -207,8 +207,8 @@ def test_steps_that_differ_are_a_warning() -> None:
 
 
 def test_every_limit_is_possible_and_ordered() -> None:
-    for profile in all_models():
-        assert profile.peak is not None
+    for profile in (each for each in all_models() if each.limits):
+        assert profile.peak is not None, profile.name
         for limit in profile.limits:
             assert limit.fail <= limit.warn, (profile.name, limit.measure)
             ceiling = {
