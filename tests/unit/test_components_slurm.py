@@ -103,6 +103,24 @@ def test_gpus_are_found_by_nvml_where_slurm_can_ask_it(tmp_path: Path) -> None:
     assert lint.gres_mistakes("\n".join(files), conf(site)) == []
 
 
+def test_slices_are_gres_of_their_own(tmp_path: Path) -> None:
+    """MIG-04: slurm.conf and the MIG layout come from one place."""
+    layout = {"0": {"1g.10gb": 7}, "1": {"3g.40gb": 2}, "2": {"1g.10gb+me": 1, "3g.40gb": 1}}
+    site = make_site(tmp_path, nvidia={"mig": layout})
+    (line,) = [line for line in conf(site).splitlines() if line.startswith("NodeName")]
+    whole = "h100_80gb_hbm3"
+    assert line.endswith(f" Gres=gpu:{whole}:5,gpu:{whole}_1g.10gb:8,gpu:{whole}_3g.40gb:3")
+    assert exports.gres_conf(site, lock(), DEBIAN) == "AutoDetect=nvml\n"
+    all_split = make_site(tmp_path, nvidia={"mig": {"all": {"7g.80gb": 1}}})
+    assert f" Gres=gpu:{whole}_7g.80gb:8" in conf(all_split)
+    assert "GresTypes=gpu" in conf(all_split)
+    by_files = make_site(tmp_path, {"gpu_detection": "files"}, nvidia={"mig": layout})
+    assert [problem.rule for problem in exports.problems(by_files)] == ["mig-needs-nvml"]
+    shown = f"gpu:{whole}:5(S:0),gpu:{whole}_1g.10gb:8(S:0),gpu:{whole}_3g.40gb:3(S:0)"
+    state = acceptance.parse_nodes(json.dumps({"nodes": [entry("g01", "IDLE") | {"gres": shown}]}))["g01"]
+    assert checks.judge_node(state, exports.kind_of(site, lock(), "g01"), "g01").verdict is Verdict.PASS
+
+
 def test_gpus_that_cannot_be_shared_out_are_refused() -> None:
     with pytest.raises(ValidationError, match="8 GPUs cannot be shared out equally to 3 ranges"):
         Gpu(model="h100-sxm", count=8, cores=["0-9", "10-19", "20-29"])
@@ -523,7 +541,7 @@ def test_fewer_gpus_than_configured_has_a_cause() -> None:
     assert lint.reason_cause("maintenance by eve") == []
     # MIG-04: slices were taken away while slurm.conf still had them
     lowered = "gres/gpu count reported lower than configured (3 < 4)"
-    assert lint.reason_cause(lowered, slices=3)[0].why == "the MIG layout has 3 slices, slurm.conf says 4"
+    assert lint.reason_cause(lowered, mig=True)[0].why == "the MIG layout has 3 slices, slurm.conf says 4"
 
 
 def test_smt_switched_off_is_seen_in_the_numbers() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from shlex import quote
 from typing import Any
 
@@ -64,12 +65,12 @@ def judge_node(
     expected = f"registered, {cpus} CPUs, {kind.memory} MiB, {kind.gres or 'no GPU'}"
     if state is None:
         return Found(Verdict.FAIL, "not in slurm.conf", expected, "run `provision apply`")
-    gres = state.gres.partition("(")[0]
+    gres = re.sub(r"\([^)]*\)", "", state.gres)
     read = f"{state.word}, {state.cpus} CPUs, {state.memory} MiB, {gres or 'no GPU'}"
     reason = state.reason or ""
     if not state.known:
         return unknown(f"state {state.word} is not understood", source="scontrol show node")
-    causes = lint.reason_cause(reason, devices=devices, memory=state.memory)
+    causes = lint.reason_cause(reason, devices=devices, memory=state.memory, mig=bool(kind.slices))
     if not state.registered or state.invalid or state.base == "DOWN" or (state.drained and causes):
         causes += [said] if said else []
         why = "; ".join([reason, *(cause.why for cause in causes)]).strip("; ")

@@ -118,7 +118,14 @@ def worker(on: Context) -> None:
         )
     _user()
     _packages(on, "slurm-node")
-    if kind.gpus and exports.gpu_detection(on.site, on.profile) == "nvml":
+    detection = exports.gpu_detection(on.site, on.profile)
+    if kind.slices and detection != "nvml":
+        raise OperationFailed(
+            "slurmd",
+            f"{on.node.name} is to have MIG slices, whose device files only NVML knows, and Slurm does not ask it",
+            "install a Slurm with its NVML plugin and say scheduler.slurm.gpu_detection: nvml, or nvidia.mig: none",
+        )
+    if kind.gres and detection == "nvml":
         ops.packages(*on.profile.package_sets.get("slurm-nvml", []))
     if on.node.name != on.site.head.name:
         ops.ensure("no configuration of its own", test=_ASIDE_TEST, make=_ASIDE_MAKE)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from provision.components.base import exports as base
 from provision.components.exported import Port
 from provision.components.health import exports as health
+from provision.components.nvidia import exports as nvidia
+from provision.components.nvidia.settings import NvidiaSettings
 from provision.components.slurm import lint
 from provision.components.slurm.settings import Account, Partition, SlurmSettings
 from provision.components.storage import exports as storage
@@ -114,8 +117,9 @@ class Kind:
     threads: int  # per core
     memory: int  # MiB that jobs may have
     gpu: str | None = None  # type, as in "gpu:TYPE:COUNT"
-    gpus: int = 0
+    gpus: int = 0  # whole ones
     near: tuple[str, ...] = ()  # cores next to equal shares of the GPUs
+    slices: tuple[tuple[str, int], ...] = ()  # type and number of the MIG slices of the others
 
     @property
     def nodes(self) -> str:
@@ -123,7 +127,8 @@ class Kind:
 
     @property
     def gres(self) -> str | None:
-        return f"gpu:{self.gpu}:{self.gpus}" if self.gpu else None
+        whole = [(self.gpu, self.gpus)] if self.gpu and self.gpus else []
+        return ",".join(f"gpu:{kind}:{count}" for kind, count in [*whole, *self.slices]) or None
 
     @property
     def devices(self) -> list[tuple[str, str | None]]:
@@ -155,6 +160,23 @@ def gpu_detection(site: Site, profile: Distribution) -> Literal["nvml", "files"]
     return "nvml" if able else "files"
 
 
+def slices(site: Site, node: Node) -> list[list[str]]:
+    """The GRES types of each GPU's slices, as the site file lays them out; an empty list for a whole GPU.
+
+    Slurm names a slice by its size alone: a profile's "+me" is not part of its type.
+    """
+    if node.gpu is None:
+        return []
+    if not site.enabled("nvidia"):
+        return [[] for _ in range(node.gpu.count)]
+    layouts = nvidia.modes(node, site.settings("nvidia", node, NvidiaSettings))
+    whole = gres_type(node.gpu.model)
+    return [
+        [f"{whole}_{re.split('[+-]', each)[0]}" for each in mode.profiles.split(",") if each != "-"]
+        for mode in layouts
+    ]
+
+
 def real_memory(hardware: Hardware, reserve: int) -> int:
     """MiB that Slurm may give to jobs, `reserve` percent less than there is, in steps of 64.
 
@@ -166,15 +188,17 @@ def real_memory(hardware: Hardware, reserve: int) -> int:
 def kinds(site: Site, lock: Lock) -> list[Kind]:
     """The workers of known hardware, equal ones together, in the order of the site file."""
     reserve = settings(site).memory_reserve
-    found: dict[tuple[int, int, int, int, str | None, int, tuple[str, ...]], list[str]] = {}
+    found: dict[tuple[Any, ...], list[str]] = {}
     for node in site.with_role("worker"):
         hardware = lock.hardware_of(site, node)
         if hardware is None:
             continue
-        gpu, gpus = (gres_type(node.gpu.model), node.gpu.count) if node.gpu else (None, 0)
+        laid_out = slices(site, node)
+        gpu, gpus = gres_type(node.gpu.model) if node.gpu else None, sum(not each for each in laid_out)
         near = tuple(node.gpu.cores) if node.gpu else ()
+        split = tuple(sorted(Counter(kind for each in laid_out for kind in each).items()))
         memory = real_memory(hardware, reserve)
-        key = (hardware.sockets, hardware.cores, hardware.threads, memory, gpu, gpus, near)
+        key = (hardware.sockets, hardware.cores, hardware.threads, memory, gpu, gpus, near, split)
         found.setdefault(key, []).append(node.name)
     return [Kind(tuple(names), *key) for key, names in found.items()]
 
@@ -242,7 +266,7 @@ def slurm_conf(site: Site, lock: Lock, *, profile: Distribution, joining: Collec
             for partition in partitions(site)
             if (names := [name for name in partition_nodes(site, partition) if name in known])
         ],
-        gpus=any(kind.gpus for kind in found),
+        gpus=any(kind.gres for kind in found),
         accounting="cgroup" if section.constrain.cores and section.constrain.memory else "linux",
         private_tmp=bool(container_conf(site)),
         mpi="pmix" if "slurm.pmix" in profile.paths and section.source == "distribution" else "none",
@@ -289,12 +313,13 @@ def gres_conf(site: Site, lock: Lock, profile: Distribution) -> str:
     """gres.conf: which device files are whose, and the cores next to them.
 
     With AutoDetect=nvml slurmd asks the driver for cores and links; the lines stay, so that a GPU that is missing is
-    missed. Without it, links are left out: between GPUs that an NVSwitch connects all are the same.
+    missed; MIG slices are left to NVML, which alone knows their files. Without it, links are left out: between GPUs
+    that an NVSwitch connects all are the same.
     """
     nvml = gpu_detection(site, profile) == "nvml"
     lines = []
     for kind in kinds(site, lock):
-        if kind.gpu:
+        if kind.gpu and not kind.slices:
             shares = replace(kind, near=()).devices if nvml else kind.devices
             lines += [
                 f"NodeName={kind.nodes} Name=gpu Type={kind.gpu} File={files}{f' Cores={near}' if near else ''}\n"
@@ -535,6 +560,17 @@ def problems(site: Site) -> Iterator[Problem]:
             why=f"slurmctld runs on {site.head.name} alone",
             warning=True,
         )
+    if section.gpu_detection == "files":
+        for node in site.with_role("worker"):
+            if any(slices(site, node)):
+                yield Problem(
+                    "mig-needs-nvml",
+                    (*key, "gpu_detection"),
+                    read="files",
+                    expected="nvml",
+                    why=f"only NVML knows the device files of the MIG slices of {node.name}",
+                )
+                break
     yield from _unknown_users(site, section)
     yield from _topology_problems(site, section)
     for node in site.nodes.values():

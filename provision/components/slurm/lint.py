@@ -289,18 +289,18 @@ class Cause:
 
 
 def reason_cause(
-    reason: str, *, devices: int | None = None, memory: int | None = None, slices: int | None = None
+    reason: str, *, devices: int | None = None, memory: int | None = None, mig: bool = False
 ) -> list[Cause]:
     """What a node's reason means.
 
-    `devices`: GPU device files present on it; `memory`: its configured MiB; `slices`: of its GPUs, where MIG is on.
+    `devices`: GPU device files present on it; `memory`: its configured MiB; `mig`: its GPUs are split.
     """
     causes: list[Cause] = []
     low = re.search(r"gres/(\w+) count reported lower than configured \((\d+) < (\d+)\)", reason)
     if low:
         have, want = int(low[2]), int(low[3])
         action = "nvidia-smi; ls /dev/nvidia[0-9]*; then restart slurmd, and resume only when all are there"
-        if slices == have:
+        if mig:
             why = f"the MIG layout has {have} slices, slurm.conf says {want}"
             action = "change both together: drain, MIG layout, slurm.conf, resume"
         elif devices is None:
