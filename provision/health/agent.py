@@ -99,7 +99,7 @@ def sources(config: Config, *, full: bool, scheduler: bool) -> list[Source]:
         programs.Systemd(config.units),
     ]
     if gpus:
-        found.append(Nvml(_pynvml, machine.about))
+        found.append(Nvml(_pynvml, machine.about, full=full))
     if full:
         found += [programs.Bmc(), programs.Container(), programs.Cuda(gpus)]
     if scheduler and config.slurm:
@@ -197,9 +197,7 @@ def examine(
     began, now = time.monotonic(), time.time()
     limits: Limits = load({**config.expect, "cannot": cannot()})
     new, node = memory.complete(state, reading(config, full=full, scheduler=scheduler), limits, now)
-    findings = judge(node, limits, quick=not full and not scheduler, only=only)
-    if scheduler and not full:
-        findings = [each for each in findings if each.check not in ("bmc-events", "container", "cuda")]
+    findings = judge(node, limits, quick=not full, only=only)
     slurm = node.get("slurm")
     decision = decide.decide(
         findings,

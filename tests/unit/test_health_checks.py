@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 
+from provision.health import __main__ as command
 from provision.health import table
 from provision.health.catalogue import catalogue, judge
 from provision.health.finding import FAIL, PASS, SKIP, UNKNOWN, WARN, Finding
 from provision.health.kernel import Event
+from provision.health.limits import load
 from provision.health.readings import Absent, Device, Unread
 from tests.unit.health_node import limits, node
 
+ROOT = Path(__file__).parents[2]
 Break = Callable[[Device], None]
 
 
@@ -382,7 +385,16 @@ def test_thresholds_of_the_site_win_and_say_so() -> None:
 
 
 def test_the_table_in_the_manual_is_the_catalogue() -> None:
-    manual = Path(__file__).parents[2] / "docs" / "health.md"
+    manual = ROOT / "docs" / "health.md"
     assert table.renewed(manual.read_text()) == manual.read_text(), (
         "run python -m provision.health.table docs/health.md"
     )
+
+
+def test_a_recording_of_two_real_gpus_has_no_false_alarm_and_tells_nearly_everything() -> None:
+    """Recorded by the agent on a node with two H200, driver 580.159.04; identifiers replaced."""
+    recorded = command.recorded((ROOT / "tests/gpu/recorded/health-h200-x2.json").read_text())
+    found = judge(recorded, load({"gpus": 2, "model": "h200-sxm"}), partial=True)
+    assert [each.line() for each in found if each.verdict not in (PASS, SKIP)] == []
+    gpus = {each.check for each in found if each.verdict == PASS and each.subject.startswith("GPU")}
+    assert len(gpus) >= 20

@@ -254,7 +254,7 @@ class Library:
             "nvmlDeviceGetName": "NVIDIA H100 80GB HBM3",
             "nvmlDeviceGetUUID": "GPU-1",
             "nvmlSystemGetDriverVersion": "580.95.05",
-            "nvmlSystemGetNVMLVersion": "13.580.95",
+            "nvmlSystemGetNVMLVersion": "13.580.95.05",
             "nvmlDeviceGetRemappedRows": (0, 0, 0, 1),
             "nvmlDeviceGetEccMode": [1, 0],
             "nvmlDeviceGetTemperature": self.NVMLError(999),
@@ -294,6 +294,14 @@ def test_nvml_is_read_under_the_names_of_nvidia_smi() -> None:
     assert gpu.values["temperature.gpu"] == Unread("NVML: Unknown Error")
     assert gpu.values["nvlink.links"] == Absent("no NVLink on this GPU")
     assert gpu.values["power.draw"] == Absent("NVML: Not Supported")
+
+
+def test_the_librarys_version_is_compared_with_the_modules() -> None:
+    read = by_nvml()
+    read.values["module.version"] = "580.95.05"
+    assert [
+        each.verdict for each in judge(read, limits(), partial=True) if each.check == "driver-library"
+    ] == [PASS]
 
 
 def test_a_gpu_without_a_handle_is_lost_and_the_count_fails() -> None:

@@ -139,6 +139,7 @@ def nvml(node: Device, limits: Limits) -> Iterator[Found]:
     accepts="sound",
     action="rma",
     each="gpus",
+    slow=True,
 )
 def inforom(gpu: Device, limits: Limits) -> Iterable[Found]:
     state = str(gpu["inforom.checksum_validation"])

@@ -357,7 +357,6 @@ def services(node: Device, limits: Limits) -> Iterator[Found]:
     reads="scontrol show node",
     accepts="no reason but this tool's own",
     action="warn",
-    slow=True,
 )
 def scheduler(node: Device, limits: Limits) -> Iterator[Found]:
     slurm = node["slurm"]

@@ -326,14 +326,23 @@ def job_of(cgroup: str) -> str | None:
     return match[1] if match else None
 
 
+def _own(pid: int, root: Path) -> bool:
+    """Whether a process is this agent, or was started by it."""
+    parent = re.search(
+        r"^PPid:\s*(\d+)", (root / f"proc/{pid}/status").read_text(errors="replace"), re.MULTILINE
+    )
+    return os.getpid() in (pid, int(parent[1]) if parent else 0)
+
+
 def about(pid: int, root: Path = Path("/")) -> dict[str, Any]:
-    """Name of a process, its job, and whether it is a service of the system."""
+    """Name of a process, its job, and whether it is a service of the system (or this agent itself)."""
     try:
         name = _read(root / f"proc/{pid}/comm")
         groups = (root / f"proc/{pid}/cgroup").read_text(errors="replace")
+        own = _own(pid, root)
     except OSError:
         return {"name": "?", "job": None, "service": False}
-    service = re.search(r"/system\.slice/(?!slurmd|slurmstepd|ssh)", groups) is not None
+    service = own or re.search(r"/system\.slice/(?!slurmd|slurmstepd|ssh)", groups) is not None
     return {"name": name, "job": job_of(groups), "service": service}
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ctypes import byref
+import threading
+from ctypes import ArgumentError, byref
 from typing import Any, Callable
 
 from provision.health.kernel import address
@@ -17,6 +18,7 @@ _COMPUTE = {0: "Default", 1: "Exclusive_Thread", 2: "Prohibited", 3: "Exclusive_
 _RECOVERY = {0: "None", 1: "Reset", 2: "Reboot", 3: "Drain P2P", 4: "Drain and Reset"}
 _ANCESTOR = {0: "X", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 _P2P = {0: "OK", 1: "CNS", 2: "GNS", 3: "TNS", 4: "Disabled by regkey", 5: "NS", 6: "U"}
+_P2P_INDEX = {"READ": 0, "WRITE": 1, "NVLINK": 2}  # the Python library has tuples there
 _REASONS = {
     "sw_power_cap": 0x4,
     "hw_slowdown": 0x8,
@@ -98,8 +100,10 @@ FIELDS: dict[str, Read] = {
     "pcie.link.width.max": lambda nvml, gpu: nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu),
     "pcie.replays": lambda nvml, gpu: nvml.nvmlDeviceGetPcieReplayCounter(gpu),
     "gpu_recovery_action": lambda nvml, gpu: _recovery(_field("GET_GPU_RECOVERY_ACTION")(nvml, gpu)),
-    "inforom.checksum_validation": lambda nvml, gpu: nvml.nvmlDeviceValidateInforom(gpu) or "valid",
 }
+SLOW = {
+    "inforom.checksum_validation": lambda nvml, gpu: nvml.nvmlDeviceValidateInforom(gpu) or "valid"
+}  # 70 ms
 
 # calls that tell several values: names -> how they are read
 GROUPS: dict[tuple[str, ...], Callable[[Any, Any], tuple[Any, ...]]] = {
@@ -129,6 +133,12 @@ GROUPS: dict[tuple[str, ...], Callable[[Any, Any], tuple[Any, ...]]] = {
         nvml, gpu
     ),
 }
+
+
+def _of_driver(version: str) -> str:
+    """The driver's version in NVML's, which begins with that of CUDA: 13.580.95.05."""
+    first, _, rest = version.partition(".")
+    return rest if len(first) < 3 and rest.count(".") >= 1 else version
 
 
 def _recovery(number: Any) -> Any:
@@ -198,8 +208,11 @@ class Nvml(Source):
     name = "NVML"
     tells = ("nvml", "gpus", "lost", "attached_gpus", "driver_version", "library.version", "p2p", "topology")
 
-    def __init__(self, load: Callable[[], Any], processes: Callable[[int], dict[str, Any]]) -> None:
+    def __init__(
+        self, load: Callable[[], Any], processes: Callable[[int], dict[str, Any]], *, full: bool = True
+    ) -> None:
         self._load = load
+        self._fields = {**FIELDS, **SLOW} if full else FIELDS
         self._about = processes  # pid -> name, job, service
 
     def read(self) -> dict[str, Any]:
@@ -222,23 +235,31 @@ class Nvml(Source):
 
     def _all(self, nvml: Any) -> dict[str, Any]:
         count = nvml.nvmlDeviceGetCount()
-        handles: list[Any] = []
-        gpus: list[Device] = []
-        lost: list[str] = []
-        for index in range(count):
+        read: list[Any] = [None] * count  # (handle, device) of each GPU, or the error that stands for it
+
+        def work(index: int) -> None:
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                gpus.append(self._gpu(nvml, handle, index))
-                handles.append(handle)
+                read[index] = handle, self._gpu(nvml, handle, index)
             except nvml.NVMLError as error:
-                lost.append(f"GPU {index} ({error})")
+                read[index] = error
+
+        # all at once: the driver answers for each GPU by itself
+        threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        handles: list[Any] = [each[0] for each in read if isinstance(each, tuple)]
+        gpus: list[Device] = [each[1] for each in read if isinstance(each, tuple)]
+        lost = [f"GPU {index} ({each})" for index, each in enumerate(read) if not isinstance(each, tuple)]
         return {
             "nvml": "ok",
             "gpus": gpus,
             "lost": lost,
             "attached_gpus": Absent("NVML counts those it sees"),
             "driver_version": _text(nvml.nvmlSystemGetDriverVersion()),
-            "library.version": _text(nvml.nvmlSystemGetNVMLVersion()),
+            "library.version": _of_driver(_text(nvml.nvmlSystemGetNVMLVersion())),
             "p2p": self._p2p(nvml, handles),
             "topology": self._topology(nvml, handles, gpus),
         }
@@ -246,7 +267,7 @@ class Nvml(Source):
     def _gpu(self, nvml: Any, handle: Any, index: int) -> Device:
         gpu = Device(f"GPU {index}", {"index": index}, "NVML")
         gpu.values["pci.bus_id"] = address(_text(nvml.nvmlDeviceGetPciInfo(handle).busId))
-        for name, read in FIELDS.items():
+        for name, read in self._fields.items():
             gpu.values[name] = _tried(nvml, read, handle)
         for names, read_all in GROUPS.items():
             told = _tried(nvml, read_all, handle)
@@ -269,7 +290,7 @@ class Nvml(Source):
                 if a == b:
                     continue
                 for kind in ("READ", "WRITE"):
-                    capability = getattr(nvml, f"NVML_P2P_CAPS_INDEX_{kind}")
+                    capability = _P2P_INDEX[kind]
                     told = _tried(nvml, _call("nvmlDeviceGetP2PStatus", other, capability), one)
                     if isinstance(told, (Absent, Unread)):
                         return told
@@ -286,7 +307,7 @@ class Nvml(Source):
                     continue
                 nvlink = _tried(
                     nvml,
-                    _call("nvmlDeviceGetP2PStatus", other, nvml.NVML_P2P_CAPS_INDEX_NVLINK),
+                    _call("nvmlDeviceGetP2PStatus", other, _P2P_INDEX["NVLINK"]),
                     one,
                 )
                 if nvlink == 0 and up:
@@ -317,6 +338,8 @@ def _tried(nvml: Any, read: Callable[[Any, Any], Any], handle: Any) -> Any:
         )
         value = getattr(error, "value", None)
         return Absent(f"NVML: {words}") if value in absent else Unread(f"NVML: {words}")
+    except (TypeError, ValueError, ArgumentError) as error:
+        return Unread(f"NVML's Python library: {error}")
     except (AttributeError, KeyError) as error:
         return Absent(f"NVML's Python library does not know it: {error}")
 
