@@ -19,6 +19,7 @@ COMPONENTS: dict[str, str] = {
     "firewall": "base",
     "time": "base",
     "nvidia": "gpu",
+    "containers": "runtime",
     "storage": "storage",
     "munge": "scheduler",
     "slurm": "scheduler",

@@ -113,7 +113,7 @@ class Chosen:
         return ExactSet(self.wanted(names), "*", ["-"], ["-"])
 
 
-SOFTWARE = ("cuda", "compat", "nccl", "dcgm", "gdrcopy", "slurm-nvml")
+SOFTWARE = ("cuda", "compat", "nccl", "dcgm", "gdrcopy", "slurm-nvml", "container-toolkit")
 
 
 # Files

@@ -42,7 +42,7 @@ class NvidiaSettings(Settings):
     cuda: CudaVersion | None = None  # the toolkit on the node
     compat: CudaVersion | None = None  # cuda-compat of this release, for programs newer than the driver
     nccl: Annotated[str, matches(_NCCL, "an NCCL version like 2.28.9")] | None = None
-    also: list[Literal["dcgm", "gdrcopy", "slurm-nvml"]] = Field(default_factory=list)
+    also: list[Literal["dcgm", "gdrcopy", "slurm-nvml", "container-toolkit"]] = Field(default_factory=list)
     images: list[Annotated[str, matches(_IMAGE, "a container image with its tag")]] = Field(
         default_factory=list
     )  # what jobs run in, checked against the driver

@@ -1,0 +1,1 @@
+"""containers: Docker, Podman, Apptainer, Enroot and Pyxis, with GPUs by CDI."""
