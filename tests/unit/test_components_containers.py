@@ -76,9 +76,9 @@ def test_no_file_yet(text: str | None) -> None:
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=10,
+    max_leaves=5,
 )
-_OBJECT = st.dictionaries(st.text(max_size=3), _JSON, max_size=4)
+_OBJECT = st.dictionaries(st.text(max_size=3), _JSON, max_size=3)
 
 
 @given(_OBJECT, _OBJECT)
