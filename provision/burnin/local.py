@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from provision.burnin.judge import Expected, judge
+from provision.burnin.judge import Expected, judge, limits_used
 from provision.burnin.launch import archive
 from provision.burnin.result import BurninResult, ResultError
 from provision.report.model import Document
@@ -104,6 +104,7 @@ def run_local(
     ]  # fmt: skip
     last = _spawn(command, ranks, progress)
     host = socket.gethostname()
+    expected = {host: Expected(interpreter.gpus)}
     result, why = None, f"the ranks left no result; last line: {last}"
     details: dict[str, Any] = {"runs": [{"nodes": host, "directory": str(directory)}]}
     if out.exists():
@@ -111,11 +112,12 @@ def run_local(
             text = out.read_text()
             result = BurninResult.parse(text, out)
             details["burnin"] = json.loads(text)
+            details["limits"] = limits_used(result, expected, limits or {})
         except ResultError as error:
             why = str(error)
     judgement = judge(
         result,
-        {host: Expected(interpreter.gpus)},
+        expected,
         limits=limits,
         why_no_result=why,
         source=str(out),

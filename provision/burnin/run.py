@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from provision.burnin.judge import Expected, Judgement, judge
+from provision.burnin.judge import Expected, Judgement, judge, limits_used
 from provision.burnin.launch import Job, Launcher, LaunchError, Outcome, StillRunning
 from provision.burnin.result import BurninResult, ResultError
 from provision.burnin.settings import BurninSettings
@@ -247,6 +247,7 @@ class _Burnin:
             result, why = _read(outcome)
             if result is not None and outcome.result is not None:
                 self.details.setdefault("burnin", json.loads(outcome.result))
+                self.details.setdefault("limits", limits_used(result, part, self.settings.limits))
             source = f"{outcome.directory}/result.json"
             parts.append(judge(result, part, limits=self.settings.limits, why_no_result=why, source=source))
         nodes = {name: part.nodes[name] for name in expected for part in parts if name in part.nodes}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,8 @@ from provision.cli.common import (
     open_site,
     refuse,
 )
+from provision.cli.report import HtmlOption, JunitOption, write_reports
+from provision.report.model import Document
 
 LEVEL_HELP = ", ".join(f"{level} ({MINUTES[level]:g} min)" for level in LEVELS)
 
@@ -41,6 +44,8 @@ def burnin(
     wait: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", min=1, help="Wait this long for other jobs.")
     ] = WAIT_SECONDS,
+    html: HtmlOption = None,
+    junit: JunitOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run collectives, compute, memory and training under load, check every result, judge every node.
@@ -55,7 +60,9 @@ def burnin(
     if local == (site_name is not None):
         refuse("name a SITE, or give --local for this machine alone")
     if local:
-        _local(python, minutes, level, as_json)
+        document = _local(python, minutes, level)
+        write_reports(document, datetime.now(UTC), html, junit)
+        answer(document, as_json)
     assert site_name is not None
     site = open_site(site_name)
     nodes = limited(site, limit)
@@ -68,10 +75,11 @@ def burnin(
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     keep(document, site)
+    write_reports(document, datetime.now(UTC), html, junit)
     answer(document, as_json)
 
 
-def _local(python: str | None, minutes: float | None, level: str, as_json: bool) -> None:
+def _local(python: str | None, minutes: float | None, level: str) -> Document:
     try:
         interpreter = find_interpreter([python] if python else [sys.executable, "python3"])
     except NoTorchError as error:
@@ -81,10 +89,9 @@ def _local(python: str | None, minutes: float | None, level: str, as_json: bool)
         f"PyTorch {interpreter.torch}, {interpreter.gpus} GPUs, by {interpreter.path}; files in {directory}"
     )
     try:
-        document = run_local(interpreter, directory, minutes=minutes, level=level, progress=_progress)
+        return run_local(interpreter, directory, minutes=minutes, level=level, progress=_progress)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
-    answer(document, as_json)
 
 
 def _progress(line: str) -> None:

@@ -9,9 +9,19 @@ from importlib.resources import files
 import jinja2
 from markupsafe import Markup
 
+from provision.report.figures import figures
 from provision.report.model import Document, Finding, NodeResult, Verdict, worst
 from provision.report.plots import plots
-from provision.report.text import ORDER, by_subject, counts, location, printable, sentence, worst_first
+from provision.report.text import (
+    ORDER,
+    by_subject,
+    counts,
+    location,
+    next_steps,
+    printable,
+    sentence,
+    worst_first,
+)
 
 # A sign beside the word, so that no verdict is told by colour alone.
 SIGNS = {
@@ -36,6 +46,8 @@ def render(document: Document, *, at: datetime, version: str) -> str:
             subject: worst(f.verdict for f in groups[subject]) for subject in ordered if groups[subject]
         },
         numbers={subject: number for number, subject in enumerate(ordered, start=1)},
+        steps=next_steps(document),
+        figures=figures(document.details),
         plots=[Markup(svg) for svg in plots(document.details)],
         digest=document.details.get("digest"),
         at=at,

@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from provision.report.figures import Table as Figures
+from provision.report.figures import figures
 from provision.report.model import Document, Finding, Verdict
 from provision.report.text import grouped, location, printable, sentence, subjects, tally
 
@@ -35,6 +37,8 @@ def show(document: Document, console: Console | None = None) -> None:
             for name, node in document.nodes.items():
                 if node.reason and name not in telling:
                     _print_line(console, f"{printable(name)}:", Text(printable(node.reason)))
+    for table in figures(document.details):
+        console.print(_figures(table))
     for names, finding in grouped(document):
         text = Text(f"{subjects(names)}: ", "bold")
         text.append_text(_finding_text(finding))
@@ -72,6 +76,23 @@ def _nodes(document: Document, *, reasons: bool) -> Table:
         )
     if hidden:
         table.add_row(Text(f"{len(hidden)} more", "dim"), Text(Verdict.PASS, STYLES[Verdict.PASS]))
+    return table
+
+
+def _figures(figures: Figures) -> Table:
+    table = Table(
+        box=None,
+        pad_edge=False,
+        header_style="bold",
+        padding=(0, 2, 0, 0),
+        title=figures.title,
+        title_style="bold",
+    )
+    table.title_justify = "left"
+    for number, column in enumerate(figures.columns):
+        table.add_column(column, overflow="fold", no_wrap=number == 0)
+    for row in figures.rows:
+        table.add_row(*map(Text, row))
     return table
 
 

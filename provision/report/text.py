@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from provision.report.model import Document, Finding, Verdict
 from provision.site.hostlist import fold
@@ -32,6 +33,8 @@ def sentence(finding: Finding) -> str:
     """What was found, without check and subject: "7, expected 8: a GPU is gone"."""
     said = finding.read or ""
     judged = finding.verdict in (Verdict.FAIL, Verdict.WARN) or finding.read is not None
+    if finding.read and finding.why and finding.why.startswith(finding.read):
+        return printable(finding.why)  # it says what was read
     if finding.expected is not None and judged and finding.verdict is not Verdict.PASS:
         said = f"{said or 'nothing'}, expected {finding.expected}"
     if finding.why:
@@ -63,6 +66,33 @@ def grouped(document: Document) -> list[tuple[list[str], Finding]]:
             same = finding.model_dump_json(exclude={"subject"})
             groups.setdefault(same, ([], finding))[0].append(finding.subject)
     return list(groups.values())
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing to do, and what it is for."""
+
+    verdict: Verdict  # the worst that asks for it
+    action: str
+    subjects: str
+    checks: tuple[str, ...]
+
+
+def next_steps(document: Document) -> list[Step]:
+    """What findings say is to be done, each action once, that of the worst finding first."""
+    actions: dict[str, list[Finding]] = {}
+    for finding in worst_first(document.findings):
+        if finding.action and finding.verdict is not Verdict.PASS:
+            actions.setdefault(finding.action, []).append(finding)
+    return [
+        Step(
+            asking[0].verdict,
+            printable(action),
+            subjects(list(dict.fromkeys(finding.subject for finding in asking))),
+            tuple(dict.fromkeys(printable(finding.check) for finding in asking)),
+        )
+        for action, asking in actions.items()
+    ]
 
 
 def subjects(names: list[str]) -> str:

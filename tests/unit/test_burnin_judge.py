@@ -135,7 +135,7 @@ def test_an_unknown_model_is_unknown_and_says_what_was_read():
     judgement = judged(document("NVIDIA GH200 480GB", 2, 1), gpus=2, nodes=1)
     assert judgement.verdict is Verdict.UNKNOWN
     finding = found(judgement, "matmul-speed")[0]
-    assert finding.read == "670 TFLOP/s on rank 0"
+    assert finding.read == "bf16 products: 670 TFLOP/s on rank 0"
     assert finding.why == "no limit known for the model 'NVIDIA GH200 480GB'"
 
 

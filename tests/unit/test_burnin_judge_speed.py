@@ -88,7 +88,7 @@ def test_without_nvls_another_limit_holds() -> None:
     assert bandwidth(between(H100, 1, 360, transports=off))[0] is Verdict.PASS
     verdict, why = bandwidth(between(H100, 1, 360))
     assert verdict is Verdict.FAIL
-    assert why == "360.00 GB/s at 8589934592 bytes: 18 % below 440"
+    assert why == "all-reduce: 360.00 GB/s at 8589934592 bytes: 18 % below 440"
 
 
 def test_another_number_of_adapters_is_another_shape() -> None:
@@ -155,7 +155,7 @@ def test_a_number_of_every_kind_is_judged_where_a_limit_is_known() -> None:
     assert found(judgement, "device-copy-speed")[0].verdict is Verdict.PASS
     assert found(judgement, "host-to-device-speed")[0].verdict is Verdict.PASS
     (slow,) = found(judgement, "device-to-host-speed")
-    assert (slow.verdict, slow.why) == (Verdict.FAIL, "30 GB/s on rank 0: 33 % below 45")
+    assert (slow.verdict, slow.why) == (Verdict.FAIL, "device to host: 30 GB/s on rank 0: 33 % below 45")
     assert found(judgement, "host-to-device-far-speed") == []  # the fleet alone
 
 

@@ -17,9 +17,10 @@ from rich.console import Console
 
 from provision.cli.common import print_json
 from provision.report import html, junit, terminal
+from provision.report.figures import figures
 from provision.report.model import Document, Finding, NodeResult, Verdict
 from provision.report.plots import human_bytes, plots
-from provision.report.text import printable, sentence, tally, worst_first
+from provision.report.text import next_steps, printable, sentence, tally, worst_first
 
 AT = datetime(2031, 2, 3, 4, 5, 6, tzinfo=UTC)
 HOSTILE = (
@@ -67,6 +68,9 @@ def test_a_sentence_says_what_was_read_what_was_expected_and_why() -> None:
     assert sentence(finding(Verdict.FAIL, "c", "n", expected="8")) == "nothing, expected 8"
     assert sentence(finding(Verdict.PASS, "c", "n", read="8", expected="8")) == "8"
     assert sentence(finding(Verdict.UNKNOWN, "c", "n", expected="8", why="no answer")) == "no answer"
+    assert sentence(finding(Verdict.FAIL, "c", "n", read="7", expected="8", why="7: 12 % below 8")) == (
+        "7: 12 % below 8"
+    )
 
 
 @given(st.text())
@@ -265,6 +269,85 @@ BURNIN = {
 }
 
 
+WHOLE: dict[str, Any] = {
+    **BURNIN,
+    "ranks": [
+        {"rank": rank, "host": "n1", "local_rank": rank, "gpu": {"name": "NVIDIA H200"}} for rank in range(2)
+    ],
+    "compute": [{"rank": rank, "dtype": "bfloat16", "tflops": 700.0 + rank} for rank in range(2)],
+    "copies": [{"rank": 0, "kind": "host_to_device", "place": place, "gbs": 50.0} for place in ("near", "far")],
+    "pairs": [{"source": 0, "target": 1, "gbs": 350.0}, {"source": 1, "target": 0, "gbs": 361.0}],
+    "telemetry": [
+        {
+            "host": "n1", "subject": "gpu 0", "seconds": [0, 1, 2],
+            "values": {"power_watts": [100.0, None, 700.0], "slowdown_reasons": [0, 4, 12]},
+        }
+    ],
+    "phases": [{"name": "compute", "start": 0.0, "end": 2.0}],
+    "training_runs": [
+        {
+            "strategy": "fsdp2", "parameters": 7 * 10**9, "tokens_per_second": 3e4, "tflops_per_gpu": 490.0,
+            "step_seconds": [1.0, 1.1, 1.0],
+        }
+    ],
+    "transports": [
+        {"choices": [{"operation": "AllReduce", "bytes": 2**28, "algorithm": "RING", "protocol": "SIMPLE"}]}
+    ],
+    "skipped": [{"what": "far copies", "why": "one NUMA node", "host": None}],
+}  # fmt: skip
+LIMITS = {"matmul_bf16_tflops": {"fail": 580.0, "warn": 612.0, "bytes": 0, "source": "here"}}
+ISOLATION = {
+    "faults": [{"kind": "link", "name": "n2 rail mlx5_3", "evidence": ["one", "two", "three", "four"]}],
+    "unexplained": None,
+}
+
+
+class TestFigures:
+    def test_the_numbers_of_a_burn_in_are_tables(self) -> None:
+        tables = {table.title: table for table in figures({"burnin": WHOLE, "isolation": ISOLATION})}
+        nodes = tables["Each node, slowest to fastest rank"]
+        row = dict(zip(nodes.columns, nodes.rows[0], strict=True))
+        assert row == {
+            "node": "n1",
+            "ranks": "2 x H200",
+            "bf16 TFLOP/s": "700-701",
+            "to device GB/s": "50",
+            "peers GB/s": "350-361",
+        }
+        (collective,) = tables["Collectives, all ranks"].rows
+        assert collective == ("all_reduce", "256 MiB", "256.00", "0", "RING SIMPLE")
+        (run,) = tables["Training"].rows
+        assert run == ("fsdp2", "7 G", "30000", "490", "0.70", "1")
+        assert tables["Not measured"].rows == (("far copies", "everywhere", "one NUMA node"),)
+        assert tables["Isolation"].rows == (("link", "n2 rail mlx5_3", "one; two; three; and 1 more"),)
+
+    def test_without_a_burn_in_there_are_none(self) -> None:
+        assert figures({}) == []
+        assert figures({"burnin": None}) == []
+
+    def test_a_terminal_and_a_page_show_them(self) -> None:
+        document = DOCUMENT.model_copy(update={"details": {"burnin": WHOLE, "isolation": ISOLATION}})
+        page = " ".join(_Page(html.render(document, at=AT, version="1")).text)
+        for text in (shown(document, width=200), page):
+            for part in ("2 x H200", "RING SIMPLE", "n2 rail mlx5_3", "one NUMA node"):
+                assert part in text
+
+
+def test_what_to_do_next_is_said_once_for_all_that_asks_for_it() -> None:
+    found = [
+        finding(Verdict.WARN, "link", "n2", action="look at the cable"),
+        finding(Verdict.FAIL, "rail", "n1", action="look at the cable"),
+        finding(Verdict.PASS, "rail", "n3", action="nothing"),
+        finding(Verdict.FAIL, "xid", "n1", action="call the vendor"),
+    ]
+    document = Document(verb="burnin", verdict=Verdict.FAIL, findings=found)
+    assert [(step.verdict, step.action, step.subjects, step.checks) for step in next_steps(document)] == [
+        (Verdict.FAIL, "look at the cable", "n[1-2]", ("rail", "link")),
+        (Verdict.FAIL, "call the vendor", "n1", ("xid",)),
+    ]
+    assert "What to do next" in html.render(document, at=AT, version="1")
+
+
 class TestHtml:
     def page(self, document: Document = DOCUMENT) -> _Page:
         return _Page(html.render(document, at=AT, version="1.2.3"))
@@ -340,6 +423,50 @@ class TestPlots:
             assert "currentColor" in svg
         assert "all_reduce" in drawn[0]
         assert "all_to_all" not in drawn[0]
+
+    def test_every_part_of_a_burn_in_has_its_picture(self) -> None:
+        labels = [re.findall('aria-label="([^"]*)"', svg)[0] for svg in plots({"burnin": WHOLE})]
+        assert labels == [
+            "Bus bandwidth of collectives",
+            "Matrix products, each rank",
+            "Copies, each rank",
+            "From GPU to GPU",
+            "GPUs over time",
+            "Training loss",
+            "Training steps by strategy",
+        ]
+
+    def test_no_picture_needs_another_file(self) -> None:
+        for svg in plots({"burnin": WHOLE, "limits": LIMITS}):
+            assert "<image" not in svg
+            assert not re.findall(r'(?:href|src)="(?!#)', svg)
+
+    def test_a_rank_below_the_limit_has_another_colour(self) -> None:
+        rates = {"compute": [{"rank": 0, "tflops": 700.0}, {"rank": 1, "tflops": 500.0}]}
+        low = {"compute": [{**row, "dtype": "bfloat16"} for row in rates["compute"]]}
+        plain, limited = (plots({"burnin": low, "limits": limits})[0] for limits in ({}, LIMITS))
+        assert "fails below 580" in limited
+        assert limited.count("#d55e00") > plain.count("#d55e00") == 0
+
+    def test_pairs_of_one_node_are_a_matrix_and_of_several_a_row_each(self) -> None:
+        (one,) = plots({"burnin": {"pairs": WHOLE["pairs"], "ranks": WHOLE["ranks"]}})
+        assert "to GPU" in one
+        assert ">350<" in one
+        ranks = [
+            *WHOLE["ranks"],
+            *({**rank, "rank": rank["rank"] + 2, "host": "n2"} for rank in WHOLE["ranks"]),
+        ]
+        pairs = [*WHOLE["pairs"], {"source": 2, "target": 3, "gbs": 200.0}]
+        (several,) = plots({"burnin": {"pairs": pairs, "ranks": ranks}})
+        assert "0→1" in several
+        assert ">n2<" in several
+
+    def test_of_many_gpus_the_range_is_drawn(self) -> None:
+        gpu = WHOLE["telemetry"][0]
+        many = [{**gpu, "host": f"n{number}"} for number in range(20)]
+        (svg,) = plots({"burnin": {"telemetry": many, "phases": WHOLE["phases"]}})
+        assert "range of 20 GPUs" in svg
+        assert "hardware" in svg
 
     def test_labels_are_escaped_and_taken_as_they_are(self) -> None:
         rows = [{"operation": "<b>$x^2$ & co", "bytes": 1024, "busbw_gbs": 1.0}]

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from provision.burnin.judge.bits import bits
 from provision.burnin.judge.machine import attendance, machine
 from provision.burnin.judge.parts import Expected, Judged, found
-from provision.burnin.judge.speed import speed
+from provision.burnin.judge.speed import limits_used, speed
 from provision.burnin.result import BurninResult
 from provision.report.model import Finding, NodeResult, Verdict, worst
 
-__all__ = ["Expected", "Judgement", "judge"]
+__all__ = ["Expected", "Judgement", "judge", "limits_used"]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 from provision.burnin.judge.parts import Expected, Judged, found, hosts
 from provision.burnin.result import BurninResult
@@ -36,6 +36,19 @@ CHECKS: dict[str, str] = {
     "host_to_device_far_gbs": "host-to-device-far-speed",
     "device_to_host_far_gbs": "device-to-host-far-speed",
     "pair_gbs": "peer-speed",
+}
+NAMES: dict[str, str] = {
+    "matmul_bf16_tflops": "bf16 products",
+    "matmul_fp16_tflops": "fp16 products",
+    "matmul_tf32_tflops": "tf32 products",
+    "matmul_fp8_tflops": "fp8 products",
+    "device_copy_gbs": "device copy",
+    "triad_gbs": "triad",
+    "host_to_device_gbs": "host to device",
+    "device_to_host_gbs": "device to host",
+    "host_to_device_far_gbs": "host to device, far",
+    "device_to_host_far_gbs": "device to host, far",
+    "pair_gbs": "peer to peer",
 }
 REQUIRED: Measure = "matmul_bf16_tflops"  # besides the all-reduce: without a limit for it nothing is told
 CEILING = 1.1  # of the peak: data sheets count with a lower clock than some GPUs boost to (H100: 1.08)
@@ -63,9 +76,12 @@ class Reading:
     model: str | None
 
     @property
+    def unit(self) -> str:
+        return "TFLOP/s" if self.measure.endswith("tflops") else "GB/s"
+
+    @property
     def text(self) -> str:
-        unit = "TFLOP/s" if self.measure.endswith("tflops") else "GB/s"
-        return f"{self.value:.4g} {unit} on {self.subject}"
+        return f"{NAMES[self.measure]}: {self.value:.4g} {self.unit} on {self.subject}"
 
 
 def speed(
@@ -111,23 +127,18 @@ def _bandwidth(
         return
     row = max(rows, key=lambda entry: entry.bytes)
     assert row.busbw_gbs is not None
-    read = f"{row.busbw_gbs:.2f} GB/s at {row.bytes} bytes"
+    read = f"all-reduce: {row.busbw_gbs:.2f} GB/s at {row.bytes} bytes"
     if result.device == "cpu":
         yield found(Verdict.SKIP, check, nodes, read=read, why="CPU run: no limit")
         return
-    per_node = Counter(rank.host for rank in result.ranks)
-    fabric = next((expected[node].fabric for node in nodes if node in expected), None)
-    shape = Shape(len(per_node), min(per_node.values()), nics(result), nvls(result))
-    models = {rank.gpu.name for rank in result.ranks if rank.gpu}
+    models, shape = _models(result), whole(result)
     if wrong := _beyond(models, measure, row.busbw_gbs, shape):
         yield found(Verdict.UNKNOWN, check, nodes, read=read, why=wrong)
         return
-    limit = limit_for(models, measure, overrides, shape)
-    if isinstance(limit, str) and shape.nodes > 1 and fabric is not None and fabric.gbits:
-        wire = wire_limit(models, fabric, shape)
-        known = len(models) == 1 and gpu_profile(next(iter(models))) is not None
-        if known or row.busbw_gbs < wire.fail:  # of an unknown model nothing passes
-            limit = wire
+    limit = _between_nodes(result, expected, overrides)
+    known = len(models) == 1 and gpu_profile(next(iter(models))) is not None
+    if isinstance(limit, Limit) and measure not in overrides and not known and row.busbw_gbs >= limit.fail:
+        limit = limit_for(models, measure, overrides, shape)  # of an unknown model nothing passes
     judged = against(limit, row.busbw_gbs, read, check, nodes)
     short = judged.finding.verdict in (Verdict.WARN, Verdict.FAIL)
     if short and isinstance(limit, Limit) and (doubt := _doubt(limit, shape, row.bytes, row.busbw_gbs)):
@@ -142,6 +153,54 @@ def _bandwidth(
             source=judged.finding.source,
         )
     yield judged
+
+
+def _between_nodes(
+    result: BurninResult, expected: Mapping[str, Expected], overrides: Mapping[str, float]
+) -> Limit | str:
+    """The limit of the all-reduce: that of the model and shape, else that of the wire in the site file."""
+    models, shape = _models(result), whole(result)
+    limit = limit_for(models, "all_reduce_busbw_gbs", overrides, shape)
+    fabric = next((expected[node].fabric for node in hosts(result) if node in expected), None)
+    if isinstance(limit, str) and shape.nodes > 1 and fabric is not None and fabric.gbits:
+        return wire_limit(models, fabric, shape)
+    return limit
+
+
+def limits_used(
+    result: BurninResult, expected: Mapping[str, Expected], overrides: Mapping[str, float]
+) -> dict[str, dict[str, Any]]:
+    """The limits that a run is judged by, for its report: measure -> fail, warn, bytes, source."""
+    if result.device == "cpu" or not result.ranks:
+        return {}
+    of_gpus = Shape(1, whole(result).gpus, None, nvls(result))
+    limits: dict[str, Limit | str] = {
+        measure: limit_for(_models(result), measure, overrides, of_gpus)
+        for measure in get_args(Measure)
+        if measure != "all_reduce_busbw_gbs"
+    }
+    limits["all_reduce_busbw_gbs"] = _between_nodes(result, expected, overrides)
+    shown = {"fail", "warn", "bytes", "source"}
+    return {
+        measure: limit.model_dump(include=shown)
+        for measure, limit in limits.items()
+        if isinstance(limit, Limit)
+    }
+
+
+def _models(result: BurninResult) -> set[str]:
+    return {rank.gpu.name for rank in result.ranks if rank.gpu}
+
+
+def whole(result: BurninResult) -> Shape:
+    """The shape of the whole run."""
+    per_node = Counter(rank.host for rank in result.ranks)
+    return Shape(len(per_node), min(per_node.values()), nics(result), nvls(result))
+
+
+def percent(share: float) -> str:
+    """0.123 -> "12 %"; less than one with a decimal."""
+    return f"{100 * share:.0f} %" if share >= 0.01 else f"{100 * share:.1f} %"
 
 
 def _doubt(limit: Limit, shape: Shape, size: int, value: float) -> str | None:
@@ -218,6 +277,7 @@ def _each_node(
     for entry in entries:
         by_place.setdefault((entry.node, entry.measure), []).append(entry)
     limited = get_args(Measure)
+    unlimited: dict[tuple[str, str], list[Reading]] = {}  # check, why
     for (node, name), group in by_place.items():
         slowest = min(group, key=lambda entry: entry.value)
         fastest = max(group, key=lambda entry: entry.value)
@@ -237,9 +297,14 @@ def _each_node(
             continue
         limit = limit_for(models, measure, overrides, shape)
         if isinstance(limit, str) and name != REQUIRED:
-            yield found(Verdict.SKIP, check, [node], read=slowest.text, why=f"{limit}: the fleet alone tells")
+            unlimited.setdefault((check, limit), []).extend(group)
             continue
         yield against(limit, slowest.value, slowest.text, check, [node])
+    for (check, why), group in unlimited.items():
+        values = [entry.value for entry in group]
+        read = f"{NAMES[group[0].measure]}: {min(values):.4g} to {max(values):.4g} {group[0].unit}"
+        nodes = list(dict.fromkeys(entry.node for entry in group))
+        yield found(Verdict.SKIP, check, nodes, read=read, why=f"{why}: the fleet alone tells")
 
 
 def _beyond(models: set[str], measure: Measure, value: float, shape: Shape) -> str | None:
@@ -295,7 +360,7 @@ def against(limit: Limit | str, value: float, read: str, check: str, nodes: Sequ
         nodes,
         read=read,
         expected=f"at least {lowest:g}",
-        why=f"{read}: {100 * (1 - value / lowest):.0f} % below {lowest:g}",
+        why=f"{read}: {percent(1 - value / lowest)} below {lowest:g}",
         source=limit.source,
         action=LOOK,
     )
@@ -328,7 +393,7 @@ def _fleet(entries: Sequence[Reading]) -> Iterable[Judged]:
                 [node],
                 read=entry.text,
                 expected=f"at least {share * median:.4g}, {share:g} of the median",
-                why=f"{entry.text}: {100 * (1 - entry.value / median):.0f} % below the median of {len(group)}, "
+                why=f"{entry.text}: {percent(1 - entry.value / median)} below the median of {len(group)}, "
                 f"robust z-score {z:.1f}",
                 source=source,
                 action=LOOK,
@@ -342,8 +407,7 @@ def _training(result: BurninResult, overrides: Mapping[str, float]) -> Iterable[
     """Training without recomputation against the matrix rate of the slowest GPU, and steps against each other."""
     nodes = hosts(result)
     rates = [row.tflops for row in result.compute if row.dtype == "bfloat16"]
-    models = {rank.gpu.name for rank in result.ranks if rank.gpu}
-    shape = Shape(len(nodes), len(result.ranks) // len(nodes), None, nvls(result))
+    models, shape = _models(result), whole(result)
     for run in result.training_runs:
         if run.dtype == "bfloat16" and not run.activation_checkpointing and rates:
             share = run.tflops_per_gpu / min(rates)
