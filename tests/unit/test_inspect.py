@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from provision.cli import app
-from provision.cli.inspect import inspect as verb
+from provision.cli import verbs
 from provision.health.finding import FAIL, PASS, SKIP, UNKNOWN, WARN, Finding
 from provision.inspect.judge import KINDS, expectations, inspect, recognise, verdict
 
-if not app.registered_commands:
-    app.command("inspect")(verb)
+app = typer.Typer()
+verbs.register(app, [])
 
 GPU_XML = """<gpu id="00000000:1B:00.0"><product_name>NVIDIA H100 80GB HBM3</product_name><uuid>GPU-1</uuid>
 <vbios_version>96.00.01</vbios_version><persistence_mode>Enabled</persistence_mode>

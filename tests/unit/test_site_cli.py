@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from provision.cli import app, verbs
+from provision.cli import verbs
 from provision.cli.common import answering, limited, open_site, select
 from provision.engine.ssh import jump_chain, ssh_options
 from provision.site.hostlist import HostlistError
@@ -20,8 +20,8 @@ from provision.site.models import Site
 from provision.site.problem import SiteError
 from provision.site.secrets import sudo_password
 
-if not app.registered_commands:
-    verbs.register(app, [])
+app = typer.Typer()
+verbs.register(app, [])
 runner = CliRunner()
 
 GOOD = """\
