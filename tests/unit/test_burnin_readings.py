@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provision.burnin.result import KernelMessages, Series
-from provision.burnin.workload import kernel, nvml, system, tools
+from provision.burnin.workload import kernel, nvml, system, telemetry, tools
 from provision.burnin.workload.checksums import odd_gpus
 from provision.burnin.workload.telemetry import adapters, bare, counters, smi_rows, thin
 
@@ -162,3 +162,26 @@ def test_rotation_names_the_gpu_whatever_it_computes():
 def test_two_gpus_that_disagree_are_both_suspects():
     odd = odd_gpus(rotated(2, 2, {1: "?"}))
     assert (odd.ranks, odd.certain) == ((0, 1), False)
+
+
+def test_telemetry_is_read_back_as_it_was_written():
+    lines: list[dict[str, object]] = [
+        {"devices": [{"subject": "gpu 0", "source": "nvml", "uuid": "GPU-1"}], "skipped": None},
+        {"seconds": 0.5, "device": 0, "values": {"power_watts": 90.0}, "missing": {}},
+        {"seconds": 1.5, "device": 0, "values": {}, "missing": {"power_watts": "Unknown Error"}},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    for cut in ("", '{"seconds": 2.5, "dev'):
+        (history,), skipped = telemetry.parse(text + cut)
+        assert (history.seconds, skipped) == ([0.5, 1.5], None)
+        assert history.readings == [{"power_watts": 90.0}, {}]
+        assert history.unavailable == {"power_watts": "Unknown Error"}
+    assert telemetry.parse("") == ([], "nothing was read")
+
+
+def test_a_reader_that_ends_too_early_is_no_quiet_node(tmp_path: Path):
+    readings = telemetry.Telemetry(tmp_path / "none" / "telemetry.jsonl", 0.0, "lo", gpus=False)
+    readings._process.wait()
+    readings.stop()
+    assert "ended too early" in str(readings.skipped)
+    assert readings.series("node-1", {}) == []

@@ -30,12 +30,12 @@ class RankLog:
         self.expected_seconds: float | None = None  # of the whole run
         self._file = (folder / f"rank-{rank:04d}.jsonl").open("w", encoding="utf-8", buffering=1)
         self._rank = rank
-        self._start = time.monotonic()
+        self.start = time.monotonic()
 
     @property
     def seconds(self) -> float:
         """Since this rank's start."""
-        return time.monotonic() - self._start
+        return time.monotonic() - self.start
 
     def event(self, event: str, **values: Any) -> None:
         """Keep one raw line."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import platform
@@ -199,6 +200,8 @@ class Run:
         """Everything, in order; whatever happens, a document says so."""
         signal.signal(signal.SIGTERM, _stop)
         signal.signal(signal.SIGINT, _stop)
+        self._crash = (self.log.folder / f"rank-{self.place.rank:04d}.crash").open("w")
+        faulthandler.enable(self._crash)  # a crash in native code leaves at least where it was
         self.log.event("start", pid=os.getpid(), host=self.place.host, rank=self.place.rank)
         try:
             self._join()
@@ -210,6 +213,9 @@ class Run:
             self.group.barrier("end")
             self.group.end()
             dist.destroy_process_group()
+            faulthandler.disable()
+            self._crash.close()
+            Path(self._crash.name).unlink()
         except GroupError as error:
             self._fail(error)
             return self._leave()
@@ -258,7 +264,7 @@ class Run:
         }
         if place.local_rank == 0:
             path = self.log.folder / f"telemetry-{place.host}.jsonl"
-            self.telemetry = Telemetry(path, lambda: self.log.seconds, interface, cuda)
+            self.telemetry = Telemetry(path, self.log.start, interface, cuda)
             self.messages = Messages()
         self.log.progress(
             f"waiting for {_ranks(place.world_size)} on {', '.join(place.nodes) or 'all nodes'}"

@@ -7,7 +7,6 @@ more. With deterministic kernels the losses must be the same.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import select
@@ -15,7 +14,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from . import child
 from .device import synchronise
 from .document import RankLog
 from .group import Group, GroupError, open_store
@@ -36,7 +35,6 @@ SHAPES = {"cpu": TINY, "cuda": SMALL}
 SAVED_AFTER, KILLED_AFTER, MOST_STEPS = 3, 6, 10_000  # steps
 POLL_SECONDS = 0.2
 START_SECONDS = 120.0
-PR_SET_PDEATHSIG = 1
 
 
 def measure(group: Group, log: RankLog, device: Any, folder: Path, sharded: bool) -> dict[str, Any]:
@@ -56,9 +54,9 @@ def measure(group: Group, log: RankLog, device: Any, folder: Path, sharded: bool
                 "rank": place.rank, "world_size": place.world_size, "device": str(device), "address": address,
                 "port": port, "folder": str(folder), "sharded": sharded, "resume": attempt == "resumed",
             }  # fmt: skip
-            child = _start(order, log.folder / f"restart-{attempt}-rank-{place.rank:04d}.log")
-            started.append(child)
-            report = _follow(group, child, attempt, place.rank == victim)
+            trainer = _start(order, log.folder / f"restart-{attempt}-rank-{place.rank:04d}.log")
+            started.append(trainer)
+            report = _follow(group, trainer, attempt, place.rank == victim)
             reports.append(report)
             log.event("checkpoint", attempt=attempt, **report)
             log.progress(
@@ -67,9 +65,9 @@ def measure(group: Group, log: RankLog, device: Any, folder: Path, sharded: bool
                 else f"{kind}: resumed from step {SAVED_AFTER}"
             )
     finally:
-        for child in started:
-            child.kill()
-            child.wait()
+        for trainer in started:
+            trainer.kill()
+            trainer.wait()
     steps = [str(step) for step in range(SAVED_AFTER, KILLED_AFTER)]
     results = group.gather(
         f"{kind} results",
@@ -102,22 +100,19 @@ def measure(group: Group, log: RankLog, device: Any, folder: Path, sharded: bool
 
 
 def _start(order: dict[str, Any], errors: Path) -> subprocess.Popen[bytes]:
-    """This rank's trainer: the same program, from the same archive or folder."""
-    package, depth = __package__, __package__.count(".") + 1
-    root = Path(__file__).parents[depth]
-    start = f"import sys; sys.path.insert(0, {str(root)!r}); from {package}.restart import train; train(sys.argv[1])"
+    """This rank's trainer."""
     with errors.open("wb") as target:
         return subprocess.Popen(
-            [sys.executable, "-c", start, json.dumps(order)],
+            child.command("restart", "train", order),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=target,
         )  # fmt: skip
 
 
-def _follow(group: Group, child: subprocess.Popen[bytes], attempt: str, victim: bool) -> dict[str, Any]:
+def _follow(group: Group, trainer: subprocess.Popen[bytes], attempt: str, victim: bool) -> dict[str, Any]:
     """What the trainer told, until it ended or the job was broken on purpose."""
     report: dict[str, Any] = {"losses": {}}
     broken = f"checkpoint/{attempt}/killed"
-    for line in _lines(group, child, broken):
+    for line in _lines(group, trainer, broken):
         told = json.loads(line)
         group.step(f"checkpoint: {attempt} job, {next(iter(told))}")
         if "step" in told:
@@ -125,10 +120,10 @@ def _follow(group: Group, child: subprocess.Popen[bytes], attempt: str, victim: 
         else:
             report.update(told)
         if attempt == "first" and victim and told.get("step") == KILLED_AFTER - 1:
-            child.send_signal(signal.SIGKILL)
+            trainer.send_signal(signal.SIGKILL)
             group.store.set(broken, "")
-    child.kill()
-    status = child.wait()
+    trainer.kill()
+    status = trainer.wait()
     wanted = KILLED_AFTER - 1
     if str(wanted) not in report["losses"]:
         raise GroupError(
@@ -138,10 +133,10 @@ def _follow(group: Group, child: subprocess.Popen[bytes], attempt: str, victim: 
     return report
 
 
-def _lines(group: Group, child: subprocess.Popen[bytes], broken: str) -> Iterator[str]:
+def _lines(group: Group, trainer: subprocess.Popen[bytes], broken: str) -> Iterator[str]:
     """Lines of the trainer until it ends; when the job is broken, until the last step that counts."""
-    assert child.stdout is not None
-    descriptor = child.stdout.fileno()
+    assert trainer.stdout is not None
+    descriptor = trainer.stdout.fileno()
     rest = b""
     while True:
         ready, _, _ = select.select([descriptor], [], [], POLL_SECONDS)
@@ -169,10 +164,9 @@ def free_port(address: str) -> int:
 # The trainer
 
 
-def train(text: str) -> None:
+def train(order: dict[str, Any]) -> None:
     """Train as ordered; tells each step's loss on standard output, one JSON object a line."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # never outlive the rank that started it
-    order = json.loads(text)
+    child.end_with_parent()
     device = torch.device(order["device"])
     if device.type == "cuda":
         torch.cuda.set_device(device)

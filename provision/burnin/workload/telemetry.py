@@ -1,4 +1,4 @@
-"""Readings once a second through all of a run, by one process of each node: GPUs, network adapters.
+"""Readings once a second through all of a run, by a process on each node: GPUs, network adapters.
 
 They come from NVML, else from nvidia-smi, and from sysfs. What cannot be read is missing with a reason. Every
 reading goes into the node's own file as it is made; the document gets a thinned series.
@@ -10,7 +10,6 @@ import csv
 import json
 import shutil
 import subprocess
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable
 
+from . import child
 from .nvml import Nvml, NvmlError
 
 PERIOD_SECONDS = 1.0
@@ -52,93 +52,125 @@ MASKS = frozenset(("slowdown_reasons",))
 
 @dataclass
 class Device:
-    """One thing that is read, and what it said so far."""
+    """One thing that can be read."""
 
     subject: str
     source: str
     read: Callable[[], tuple[dict[str, float], dict[str, str]]]
     uuid: str | None = None
+
+
+@dataclass
+class History:
+    """What one device said."""
+
+    about: dict[str, Any]  # subject, source and uuid
     seconds: list[float] = field(default_factory=list)
     readings: list[dict[str, float]] = field(default_factory=list)
     unavailable: dict[str, str] = field(default_factory=dict)
 
 
 class Telemetry:
-    """Reads all devices of this node once a second, in a thread, until `stop`."""
+    """Reads all devices of this node once a second until `stop`.
 
-    def __init__(self, path: Path, clock: Callable[[], float], interface: str, gpus: bool) -> None:
-        """`clock` tells the seconds since the job's start; `path` is this node's file."""
-        self._clock = clock
-        self._file = path.open("w", encoding="utf-8", buffering=1)
-        self._ended = threading.Event()
-        self._nvml: Nvml | None = None
-        self.skipped: str | None = None  # why there are no GPUs
-        self.devices = [*self._gpus(gpus), *adapters(interface)]
-        self._thread = threading.Thread(target=self._loop, name="telemetry", daemon=True)
-        self._thread.start()
+    A process of its own does it: it takes no time from a rank, and a driver that crashes takes no rank with it.
+    """
+
+    def __init__(self, path: Path, start: float, interface: str, gpus: bool) -> None:
+        """`start` is the job's, by the monotonic clock; `path` becomes this node's file."""
+        self._path = path
+        self._process = subprocess.Popen(
+            child.command("telemetry", "record", [str(path), start, interface, gpus]),
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        self.skipped: str | None = None  # why readings are missing
 
     def stop(self) -> None:
         """No more readings."""
-        self._ended.set()
-        self._thread.join(timeout=SMI_SECONDS)
-        self._file.close()
+        status = self._process.poll()
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=SMI_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        text = self._path.read_text() if self._path.exists() else ""
+        self._histories, self.skipped = parse(text)
+        if status is not None:
+            self.skipped = f"the process that read them ended too early, with status {status}"
 
     def series(self, host: str, ranks: Mapping[str, int]) -> list[dict[str, Any]]:
-        """Rows for `Series`; `ranks` tells which rank uses the GPU with an identifier."""
+        """Rows for `Series`, after `stop`; `ranks` tells which rank uses the GPU with an identifier."""
         return [
             {
                 "host": host,
-                "subject": device.subject,
-                "uuid": device.uuid,
-                "rank": ranks.get(bare(device.uuid)) if device.uuid else None,
-                "source": device.source,
-                **thin(device.seconds, device.readings, MOST_POINTS),
-                "unavailable": device.unavailable,
+                **history.about,
+                "rank": ranks.get(bare(history.about["uuid"])) if history.about["uuid"] else None,
+                **thin(history.seconds, history.readings, MOST_POINTS),
+                "unavailable": history.unavailable,
             }
-            for device in self.devices
+            for history in self._histories
         ]
 
-    def _gpus(self, wanted: bool) -> list[Device]:
-        if not wanted:
-            return []
-        try:
-            nvml = self._nvml = Nvml()
-            return [
-                Device(f"gpu {index}", "nvml", partial(nvml.read, handle), nvml.uuid(handle))
-                for index, handle in enumerate(nvml.handles)
-            ]
-        except NvmlError as error:
-            why = str(error)
-        if shutil.which("nvidia-smi") is None:
-            self.skipped = f"{why}; and there is no nvidia-smi"
-            return []
-        try:
-            smi = Smi()
-        except (OSError, subprocess.SubprocessError, ValueError) as error:
-            self.skipped = f"{why}; nvidia-smi: {error}"
-            return []
-        return [
-            Device(f"gpu {index}", "nvidia-smi", partial(smi.read, uuid), uuid)
-            for index, uuid in enumerate(smi.uuids)
-        ]
 
-    def _loop(self) -> None:
+def parse(text: str) -> tuple[list[History], str | None]:
+    """What `record` wrote, and why it has no GPUs. The last line may be cut short. Pure."""
+    lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    if not lines:
+        return [], "nothing was read"
+    histories = [History(about) for about in lines[0]["devices"]]
+    for line in lines[1:]:
+        history = histories[line["device"]]
+        history.seconds.append(line["seconds"])
+        history.readings.append(line["values"])
+        history.unavailable.update(line["missing"])
+    return histories, lines[0]["skipped"]
+
+
+def record(order: list[Any]) -> None:
+    """Write every reading to a file, one JSON object a line, until this process is ended."""
+    path, start, interface, gpus = order
+    child.end_with_parent()
+    found, skipped = graphics() if gpus else ([], None)
+    devices = [*found, *adapters(interface)]
+    with Path(path).open("w", encoding="utf-8", buffering=1) as file:
+        about = [{"subject": each.subject, "source": each.source, "uuid": each.uuid} for each in devices]
+        file.write(json.dumps({"devices": about, "skipped": skipped}) + "\n")
         following = time.monotonic()
-        while not self._ended.is_set():
-            for device in self.devices:
-                now = self._clock()
+        while True:
+            for number, device in enumerate(devices):
+                seconds = round(time.monotonic() - start, 3)
                 try:
                     values, missing = device.read()
-                except OSError as error:
+                except (OSError, ValueError, subprocess.SubprocessError) as error:
                     values, missing = {}, {"all": str(error)}
-                device.seconds.append(now)
-                device.readings.append(values)
-                device.unavailable.update(missing)
-                self._file.write(
-                    json.dumps({"seconds": round(now, 3), "subject": device.subject, **values}) + "\n"
-                )
+                line = {"seconds": seconds, "device": number, "values": values, "missing": missing}
+                file.write(json.dumps(line) + "\n")
             following += PERIOD_SECONDS
-            self._ended.wait(max(0.0, following - time.monotonic()))
+            time.sleep(max(0.0, following - time.monotonic()))
+
+
+def graphics() -> tuple[list[Device], str | None]:
+    """The GPUs of this node, or why there are none."""
+    try:
+        nvml = Nvml()
+        found = [
+            Device(f"gpu {index}", "nvml", partial(nvml.read, handle), nvml.uuid(handle))
+            for index, handle in enumerate(nvml.handles)
+        ]
+        return found, None
+    except NvmlError as error:
+        why = str(error)
+    if shutil.which("nvidia-smi") is None:
+        return [], f"{why}; and there is no nvidia-smi"
+    try:
+        smi = Smi()
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        return [], f"{why}; nvidia-smi: {error}"
+    return [
+        Device(f"gpu {index}", "nvidia-smi", partial(smi.read, uuid), uuid)
+        for index, uuid in enumerate(smi.uuids)
+    ], None
 
 
 class Smi:
