@@ -54,7 +54,7 @@ def measure(group: Group, log: RankLog, device: Any, folder: Path, sharded: bool
                 "rank": place.rank, "world_size": place.world_size, "device": str(device), "address": address,
                 "port": port, "folder": str(folder), "sharded": sharded, "resume": attempt == "resumed",
             }  # fmt: skip
-            trainer = _start(order, log.folder / f"restart-{attempt}-rank-{place.rank:04d}.log")
+            trainer = _start(order, log.folder, attempt)
             started.append(trainer)
             report = _follow(group, trainer, attempt, place.rank == victim)
             reports.append(report)
@@ -99,12 +99,16 @@ def measure(group: Group, log: RankLog, device: Any, folder: Path, sharded: bool
     return row
 
 
-def _start(order: dict[str, Any], errors: Path) -> subprocess.Popen[bytes]:
+def _start(order: dict[str, Any], folder: Path, attempt: str) -> subprocess.Popen[bytes]:
     """This rank's trainer."""
-    with errors.open("wb") as target:
+    name = f"restart-{attempt}-rank-{order['rank']:04d}"
+    environment = dict(os.environ)
+    if Path(environment.get("NCCL_DEBUG_FILE", "")).parent == folder:  # ours: the trainer would empty it
+        environment["NCCL_DEBUG_FILE"] = str(folder / f"{name}-nccl.log")
+    with (folder / f"{name}.log").open("wb") as errors:
         return subprocess.Popen(
             child.command("restart", "train", order),
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=target,
+            env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors,
         )  # fmt: skip
 
 

@@ -299,7 +299,10 @@ def adamw(parameters: Any, width: int, fused: bool) -> Any:
     for parameter in parameters:
         by_mesh.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
     return torch.optim.AdamW(
-        [{"params": group} for group in by_mesh.values()], lr=LEARNING_RATE / width, fused=fused
+        [{"params": group} for group in by_mesh.values()],
+        lr=LEARNING_RATE / width,
+        betas=(0.9, 0.95),
+        fused=fused,
     )
 
 
