@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provision.burnin.result import KernelMessages, Series
-from provision.burnin.workload import kernel, nvml, system, telemetry, tools
+from provision.burnin.workload import hosts, kernel, nvml, system, telemetry, tools
 from provision.burnin.workload.checksums import odd_gpus
 from provision.burnin.workload.telemetry import adapters, bare, counters, smi_rows, thin
 
@@ -185,3 +185,11 @@ def test_a_reader_that_ends_too_early_is_no_quiet_node(tmp_path: Path):
     readings.stop()
     assert "ended too early" in str(readings.skipped)
     assert readings.series("node-1", {}) == []
+
+
+def test_busy_are_gpus_of_the_job_held_by_others():
+    gpu = {"name": "x", "uuid": "1a", "memory_bytes": 1}
+    members = [{"host": "n1", "pid": 7, "gpu": gpu}, {"host": "n2", "pid": 8, "gpu": None}]
+    busy = {"GPU-1A": ["7 python3", "51220 python3"], "GPU-2B": ["99 other"]}
+    assert hosts.others({"host": "n1", "busy": busy}, members) == {"GPU-1A": ["51220 python3"]}
+    assert hosts.others({"host": "n2", "busy": busy}, members) == {}

@@ -19,7 +19,9 @@ from .levels import GIB, KIB, MIB
 
 WARM_UP = 3
 LEAST_ITERATIONS, MOST_ITERATIONS = 3, 200
-MOST_SECONDS = 3.0  # of one call
+LEAST_CALLS = 1 + WARM_UP + LEAST_ITERATIONS
+PATIENCE = 8  # a size may take so many times its share of the time before the next is left out
+LEAST_PATIENCE_SECONDS = 4.0
 # torch >= 2.13 renamed these two and warns about the old names.
 _all_gather_tensor = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_tensor = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -209,11 +211,10 @@ def measure(
             yield row
             if row["unsupported"]:
                 break
-            larger = [other for other in sizes if other > size]
-            if larger and row["seconds"] * larger[0] / size > MOST_SECONDS:
-                why = (
-                    f"at {row['algbw_gbs']:.2g} GB/s one call takes {row['seconds'] * larger[0] / size:.0f} s"
-                )
+            following = next((other for other in sizes if other > size), size)
+            expected = LEAST_CALLS * row["seconds"] * following / size
+            if following > size and expected > max(LEAST_PATIENCE_SECONDS, PATIENCE * each):
+                why = f"at {row['algbw_gbs']:.2g} GB/s {human(following)} would take {expected:.0f} s"
                 yield {"what": f"{operation.name} above {human(size)}", "why": why, "host": None}
                 break
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .nvml import Nvml, NvmlError
 from .system import container, numa_nodes, os_name
+from .telemetry import bare
 
 
 def row(host: str, gpus: bool) -> dict[str, Any]:
@@ -25,6 +27,17 @@ def row(host: str, gpus: bool) -> dict[str, Any]:
         "numa_nodes": len(numa_nodes()),
         "busy": busy,
     }
+
+
+def others(row: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Of what is busy on a node, the GPUs that the job uses and the processes that are not its own. Pure."""
+    here = [member for member in members if member["host"] == row["host"]]
+    own = {str(member["pid"]) for member in here}
+    used = {bare(member["gpu"]["uuid"]) for member in here if member["gpu"]}
+    foreign = {
+        gpu: [each for each in found if each.split()[0] not in own] for gpu, found in row["busy"].items()
+    }
+    return {gpu: found for gpu, found in foreign.items() if found and bare(gpu) in used}
 
 
 def gpu_facts() -> tuple[str | None, dict[str, list[str]]]:

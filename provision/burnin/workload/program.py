@@ -280,7 +280,8 @@ class Run:
         self.document["ranks"] = group.members
         self.document["nodes"] = list(dict.fromkeys(member["host"] for member in group.members))
         self.document["hosts"] = [row for row in group.gather("nodes", node) if row]
-        _leave_out_own(self.document["hosts"], group.members)
+        for row in self.document["hosts"]:
+            row["busy"] = hosts.others(row, group.members)
         with group.collective(f"start of {backend}"):
             dist.init_process_group(
                 backend,
@@ -447,16 +448,6 @@ def _gpu(device: Any) -> dict[str, Any]:
         "bus": copies.pci_address(device),
         "numa_node": copies.gpu_node(device),
     }
-
-
-def _leave_out_own(rows: list[dict[str, Any]], members: list[dict[str, Any]]) -> None:
-    """Of the processes that were on a GPU, this job's own are no others."""
-    for row in rows:
-        own = {str(member["pid"]) for member in members if member["host"] == row["host"]}
-        others = {
-            gpu: [each for each in found if each.split()[0] not in own] for gpu, found in row["busy"].items()
-        }
-        row["busy"] = {gpu: found for gpu, found in others.items() if found}
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
