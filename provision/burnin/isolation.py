@@ -151,6 +151,7 @@ class Conclusion:
 
     faults: tuple[Fault, ...] = ()
     unexplained: str | None = None
+    proven: tuple[str, ...] = ()  # nodes that were not short when all of them ran at once
     notes: tuple[str, ...] = ()  # what was short once and not again
 
 
@@ -180,7 +181,10 @@ def decide(cluster: Cluster, limits: Limits, seed: int, known: Iterable[Measurem
 
 
 def isolate(
-    cluster: Cluster, limits: Limits, seed: int, run: Callable[[Round], Sequence[Measurement]]
+    cluster: Cluster,
+    limits: Limits,
+    seed: int,
+    run: Callable[[Round], Sequence[Measurement]],
 ) -> tuple[Conclusion, list[Measurement]]:
     """Follow the plan to its end; `run` measures one round. Also gives all measurements, in order."""
     steps, measured = plan(cluster, limits, seed), list[Measurement]()
@@ -241,9 +245,10 @@ class _Isolation:
             left = tuple(node for node in nodes if node not in own)
             if short is False or not new:
                 explained = any(not fault.own for fault in faults)
-                return Conclusion(tuple(faults), None if explained else why, tuple(self.notes))
+                proven = left if short is False else ()
+                return Conclusion(tuple(faults), None if explained else why, proven, tuple(self.notes))
             if left == nodes or len(left) < 2:
-                return Conclusion(tuple(faults), None, tuple(self.notes))
+                return Conclusion(tuple(faults), None, (), tuple(self.notes))
             nodes = left
 
     def _ask(self, wanted: Iterable[Experiment]) -> _Step:

@@ -75,6 +75,9 @@ class Job:
     run_minutes: float | None = None  # how long to run; None: as long as the level takes
     level: str = "quick"
     inject: str | None = None
+    parts: tuple[str, ...] = ()  # of the program; none: all of them
+    gpus: tuple[int, ...] | None = None  # of each node, one rank each; None: all of them
+    environment: tuple[tuple[str, str], ...] = ()  # set for the ranks, on top of what the nodes set
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,12 @@ def archive() -> bytes:
 
 def batch_script(job: Job) -> str:
     """The script that sbatch gets. Pure."""
-    ranks = max(1, job.gpus_per_node)
+    ranks = len(job.gpus) if job.gpus else max(1, job.gpus_per_node)
+    environment = dict(job.environment)
+    if job.gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, job.gpus))
+    # Slurm sets CUDA_VISIBLE_DEVICES for each task: what is to differ is set behind it.
+    program = [*(["env", *(f"{k}={v}" for k, v in environment.items())] if environment else []), job.python]
     directives = [
         f"--job-name={RESERVATION}",
         f"--reservation={job.reservation}",
@@ -146,6 +154,7 @@ def batch_script(job: Job) -> str:
         job.level,
         *(["--minutes", f"{job.run_minutes:g}"] if job.run_minutes else []),
         *(["--inject", job.inject] if job.inject else []),
+        *(["--parts", ",".join(job.parts)] if job.parts else []),
     ]
     lines = "".join(f"#SBATCH {directive}\n" for directive in directives)
     # A rank that dies must not take the others with it: they write down which one it was. Without
@@ -155,7 +164,7 @@ def batch_script(job: Job) -> str:
         f"cpus=$((SLURM_CPUS_ON_NODE / {ranks}))\n"
         "exec srun --kill-on-bad-exit=0 --wait=0 --distribution=block --mpi=none \\\n"
         '  --cpus-per-task="$((cpus > 0 ? cpus : 1))" \\\n'
-        f"  {quote(job.python)} {quote(f'{job.directory}/burnin.pyz')} \\\n"
+        f"  {join(program)} {quote(f'{job.directory}/burnin.pyz')} \\\n"
         f"  {join(arguments)}\n"
     )
 
@@ -200,6 +209,12 @@ def parse_partitions(text: str) -> dict[str, tuple[str, ...]]:
     return found
 
 
+def parse_topology(text: str) -> dict[str, str]:
+    """Node -> leaf switch, from `scontrol show topology`: "SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=n[1-8]"."""
+    leaves = re.findall(r"\bSwitchName=(\S+) Level=0 .*\bNodes=(\S+)", text)
+    return {node: switch for switch, nodes in leaves for node in expand(nodes)}
+
+
 class Launcher:
     """Burn-in jobs through the head's Slurm; `run` executes as root on the head."""
 
@@ -214,7 +229,7 @@ class Launcher:
         """`stop` asks to end: a flag, because an exception in mid-command would upset the shell behind `run`."""
         self._run = run
         self._user = user
-        self._progress = progress
+        self.progress = progress
         self._stop = stop
 
     def pause(self, seconds: float) -> None:
@@ -239,7 +254,7 @@ class Launcher:
                     f"another burn-in runs on {slurm_fold(reserved)}: job {running} in {reservation}",
                     f"wait for it, or end it: scancel {running.split()[0]}",
                 )
-            self._progress(f"an earlier burn-in was interrupted on {slurm_fold(reserved)}: closing its nodes")
+            self.progress(f"an earlier burn-in was interrupted on {slurm_fold(reserved)}: closing its nodes")
             acceptance.quarantine(self._run, reserved, "burn-in was interrupted")
             self._ask(f"scontrol delete ReservationName={quote(reservation)}")
 
@@ -267,6 +282,15 @@ class Launcher:
                 "run the burn-in for the nodes of one partition at a time: --limit",
             )
         return min(common)
+
+    def leaf_switches(self, nodes: Sequence[str]) -> dict[str, str]:
+        """Node -> the switch it hangs on, where Slurm was told (topology.conf); none otherwise."""
+        answer = self._run("scontrol show topology", timeout=60)
+        if answer.rc != 0:
+            self.progress("Slurm knows no topology: switches are told apart by measurements alone")
+            return {}
+        known = parse_topology(answer.stdout)
+        return {node: known[node] for node in nodes if node in known}
 
     # Job
 
@@ -309,7 +333,7 @@ class Launcher:
 
     def cancel(self, number: str) -> None:
         """Cancel the job and see it gone."""
-        self._progress(f"cancelling job {number}")
+        self.progress(f"cancelling job {number}")
         self._ask(f"scancel {number}")
         deadline = time.monotonic() + CANCEL_SECONDS
         while True:
@@ -339,7 +363,7 @@ class Launcher:
                     f": {state.reason}" if state.reason else ""
                 )
                 if line != shown:
-                    self._progress(line)
+                    self.progress(line)
                     shown = line
             if now - heard > SLURM_SILENT_SECONDS:
                 raise LaunchError(f"Slurm does not tell the state of job {number}", "is slurmctld running?")
@@ -365,7 +389,7 @@ class Launcher:
         if log is not None:
             for line in text.split("\n")[:-1]:
                 log.append(line)
-                self._progress(line)
+                self.progress(line)
         if answer.rc == 0 and (state := parse_queue(queue)) is not None:
             return state
         if answer.rc == 0 or "Invalid job id" in answer.stderr:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from provision.burnin import isolate
+from provision.burnin.isolation import Experiment, Measurement
 from provision.burnin.judge import Expected, Judgement, judge, limits_used
 from provision.burnin.launch import Job, Launcher, LaunchError, Outcome, StillRunning
 from provision.burnin.result import BurninResult, ResultError
@@ -28,6 +30,7 @@ from provision.site.models import Fabric, Node, Site
 
 SPARE_MINUTES = 15  # of Slurm's limit, beyond what the level should take: slow nodes must come to an end, too
 TOOLS_MINUTES = 45  # dcgmi diag -r 3 and others, beyond the level
+EXPERIMENT_MINUTES = 10  # Slurm's limit for one experiment of an isolation, which takes one or two
 WAIT_SECONDS = 900.0
 
 
@@ -177,7 +180,7 @@ class _Burnin:
         try:
             left_out |= acceptance.admit(self.run, known, pause=self.launcher.pause)
             usable = [node for node in self.workers if node.name not in left_out]
-            judgement = self._judge(self._jobs(usable, reservation), left_out)
+            judgement = self._judge(self._jobs(usable, reservation), left_out, reservation)
         except StillRunning:
             raise  # the nodes stay reserved; the next burn-in or a person looks after them
         except BaseException:
@@ -233,7 +236,10 @@ class _Burnin:
         return self.launcher.follow(number, job, self.options.wait + 60 * job.minutes)
 
     def _judge(
-        self, jobs: Iterable[tuple[list[str], Outcome | LaunchError]], left_out: Mapping[str, str]
+        self,
+        jobs: Iterable[tuple[list[str], Outcome | LaunchError]],
+        left_out: Mapping[str, str],
+        reservation: str,
     ) -> Judgement:
         expected = self.expected
         parts = [judge(None, {name: expected[name] for name in left_out}, left_out=left_out)]
@@ -245,14 +251,55 @@ class _Burnin:
                 continue
             runs.append({"job": outcome.job, "nodes": fold(names), "directory": outcome.directory})
             result, why = _read(outcome)
+            used: dict[str, dict[str, Any]] = {}
             if result is not None and outcome.result is not None:
+                used = limits_used(result, part, self.settings.limits)
                 self.details.setdefault("burnin", json.loads(outcome.result))
-                self.details.setdefault("limits", limits_used(result, part, self.settings.limits))
+                self.details.setdefault("limits", used)
             source = f"{outcome.directory}/result.json"
-            parts.append(judge(result, part, limits=self.settings.limits, why_no_result=why, source=source))
+            judgement = judge(result, part, limits=self.settings.limits, why_no_result=why, source=source)
+            if result is not None and isolate.wanted(result, judgement):
+                judgement = self._isolate(result, judgement, used, reservation)
+            parts.append(judgement)
         nodes = {name: part.nodes[name] for name in expected for part in parts if name in part.nodes}
         findings = [finding for part in parts for finding in part.findings]
         return Judgement(worst(node.verdict for node in nodes.values()), nodes, findings)
+
+    def _isolate(
+        self,
+        result: BurninResult,
+        judgement: Judgement,
+        used: Mapping[str, Mapping[str, Any]],
+        reservation: str,
+    ) -> Judgement:
+        """Find what makes the nodes of a run slow together, still behind the reservation."""
+        names = list(judgement.nodes)
+        partition = self.launcher.partition(names)
+
+        def run(experiments: Sequence[Experiment]) -> list[Measurement]:
+            jobs = [(each, self._experiment(each, reservation, partition)) for each in experiments]
+            return isolate.run_round(self.launcher, jobs, self.options.wait + 60 * EXPERIMENT_MINUTES, _read)
+
+        switches = self.launcher.leaf_switches(names)
+        conclusion = isolate.find(result, used, switches, run, self.launcher.progress)
+        self.details.setdefault("isolation", isolate.told(conclusion))
+        return isolate.settle(judgement, conclusion)
+
+    def _experiment(self, experiment: Experiment, reservation: str, partition: str) -> Job:
+        nodes = [node for node in self.workers if node.name in experiment.nodes]
+        return Job(
+            nodes=experiment.nodes,
+            gpus_per_node=gpus_used(nodes[0], self.settings),
+            minutes=EXPERIMENT_MINUTES,
+            directory=self.launcher.prepare(str(self.settings.directory), _addresses(nodes)),
+            python=self.settings.python,
+            reservation=reservation,
+            partition=partition,
+            run_minutes=1.0,
+            parts=isolate.parts(experiment),
+            gpus=experiment.gpus,
+            environment=tuple(isolate.environment(experiment).items()),
+        )
 
 
 def _state(verdict: Verdict, *, opened: bool) -> str | None:

@@ -15,6 +15,7 @@ from provision.site.base import Settings
 Architecture = Literal["volta", "turing", "ampere", "ada", "hopper", "blackwell"]
 Measure = Literal[
     "all_reduce_busbw_gbs",  # of the largest message, all ranks
+    "all_to_all_busbw_gbs",
     "matmul_bf16_tflops",  # sustained, of one GPU
     "matmul_fp16_tflops",
     "matmul_tf32_tflops",

@@ -51,7 +51,7 @@ def test_what_is_planted_in_64_nodes_is_named_and_nothing_else(kind: str) -> Non
 
 def test_without_a_fault_all_at_once_is_all_that_is_run() -> None:
     cluster = simulated(64)
-    assert isolate(cluster.cluster, cluster.limits, 1, cluster.run)[0] == Conclusion()
+    assert isolate(cluster.cluster, cluster.limits, 1, cluster.run)[0] == Conclusion(proven=cluster.nodes)
     assert (cluster.rounds, cluster.experiments) == (1, 1)
 
 

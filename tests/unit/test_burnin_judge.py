@@ -23,7 +23,7 @@ def document(
     hosts = [f"n{node + 1}" for node in range(nodes) for _ in range(ranks_per_node)]
     ranks = [
         {
-            "rank": rank, "host": host, "local_rank": rank % ranks_per_node, "pid": 1, "address": "10.0.0.1",
+            "rank": rank, "host": host, "local_rank": rank % ranks_per_node, "pid": 1, "address": f"10.0.0.{host[1:]}",
             "interface": "eth0", "gpu": gpu and {"name": gpu, "uuid": f"GPU-{rank}", "memory_bytes": 1},
         }
         for rank, host in enumerate(hosts)

@@ -10,7 +10,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from provision.burnin.judge.parts import Expected, Judged, found, hosts
 from provision.burnin.result import BurninResult
@@ -118,16 +118,27 @@ def readings(result: BurninResult) -> Iterator[Reading]:
 def _bandwidth(
     result: BurninResult, expected: Mapping[str, Expected], overrides: Mapping[str, float]
 ) -> Iterable[Judged]:
-    """The all-reduce's bus bandwidth at the largest message, of all ranks together."""
+    """The all-reduce at the largest message, of all ranks together; the all-to-all where it has a limit."""
+    yield from _collective(result, expected, overrides, "all_reduce", "collective-bandwidth")
+    if not isinstance(limit_for(_models(result), "all_to_all_busbw_gbs", overrides, whole(result)), str):
+        yield from _collective(result, expected, overrides, "all_to_all", "collective-bandwidth-all-to-all")
+
+
+def _collective(
+    result: BurninResult,
+    expected: Mapping[str, Expected],
+    overrides: Mapping[str, float],
+    operation: Literal["all_reduce", "all_to_all"],
+    check: str,
+) -> Iterable[Judged]:
     nodes = hosts(result)
-    check = "collective-bandwidth"
-    measure: Measure = "all_reduce_busbw_gbs"
-    rows = [row for row in result.collectives if row.operation == "all_reduce" and row.busbw_gbs is not None]
+    measure: Measure = "all_reduce_busbw_gbs" if operation == "all_reduce" else "all_to_all_busbw_gbs"
+    rows = [row for row in result.collectives if row.operation == operation and row.busbw_gbs is not None]
     if not rows:
         return
     row = max(rows, key=lambda entry: entry.bytes)
     assert row.busbw_gbs is not None
-    read = f"all-reduce: {row.busbw_gbs:.2f} GB/s at {row.bytes} bytes"
+    read = f"{operation.replace('_', '-')}: {row.busbw_gbs:.2f} GB/s at {row.bytes} bytes"
     if result.device == "cpu":
         yield found(Verdict.SKIP, check, nodes, read=read, why="CPU run: no limit")
         return
@@ -135,7 +146,11 @@ def _bandwidth(
     if wrong := _beyond(models, measure, row.busbw_gbs, shape):
         yield found(Verdict.UNKNOWN, check, nodes, read=read, why=wrong)
         return
-    limit = _between_nodes(result, expected, overrides)
+    limit = (
+        _between_nodes(result, expected, overrides)
+        if operation == "all_reduce"
+        else limit_for(models, measure, overrides, shape)
+    )
     known = len(models) == 1 and gpu_profile(next(iter(models))) is not None
     if isinstance(limit, Limit) and measure not in overrides and not known and row.busbw_gbs >= limit.fail:
         limit = limit_for(models, measure, overrides, shape)  # of an unknown model nothing passes
