@@ -19,6 +19,7 @@ COMPONENTS: dict[str, str] = {
     "firewall": "base",
     "time": "base",
     "nvidia": "gpu",
+    "fabric": "fabric",
     "containers": "runtime",
     "storage": "storage",
     "munge": "scheduler",

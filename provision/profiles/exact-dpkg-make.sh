@@ -1,7 +1,8 @@
 # One transaction, simulated first. A kernel module that does not build fails the package that builds it: then what there
 # was before is put back, dpkg is whole, and the log of the build is kept.
 installed() {
-  dpkg-query -W -f='${db:Status-Status} ${Package} ${Version}\n' | sed -n 's/^installed //p'
+  known=$(dpkg-query -W -f='${db:Status-Status} ${Package} ${Version}\n') || return 2
+  printf '%s\n' "$known" | sed -n 's/^installed //p'
 }
 
 there() { # names of all packages that are on the disk in whatever state

@@ -1,4 +1,5 @@
 installed() {
-  dpkg-query -W -f='${db:Status-Status} ${Package} ${Version}\n' | sed -n 's/^installed //p'
+  known=$(dpkg-query -W -f='${db:Status-Status} ${Package} ${Version}\n') || return 2
+  printf '%s\n' "$known" | sed -n 's/^installed //p'
 }
 right || exit 1

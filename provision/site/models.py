@@ -19,6 +19,7 @@ from pydantic import Field, field_validator, model_validator
 from provision.burnin.settings import BurninSettings
 from provision.components.base.settings import BaseSettings
 from provision.components.containers.settings import ContainersSettings
+from provision.components.fabric.settings import FabricSettings
 from provision.components.firewall.settings import FirewallSettings
 from provision.components.health.settings import HealthSettings
 from provision.components.munge.settings import MungeSettings
@@ -156,6 +157,7 @@ class SiteFile(Settings):
     firewall: FirewallSettings | None = None
     time: TimeSettings = TimeSettings()
     nvidia: NvidiaSettings | None = None
+    fabric: FabricSettings | None = None
     containers: ContainersSettings | None = None
     storage: StorageSettings | None = None
     munge: MungeSettings | None = None  # implied by Slurm
@@ -174,6 +176,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "firewall": ("firewall",),
     "time": ("time",),
     "nvidia": ("nvidia",),
+    "fabric": ("fabric",),
     "containers": ("containers",),
     "storage": ("storage",),
     "munge": ("munge",),

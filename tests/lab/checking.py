@@ -60,6 +60,7 @@ class Bench:
     site: Site
     component: str
     sessions: dict[str, Session]
+    timeout: float = 900  # seconds for one apply
 
     @property
     def names(self) -> set[str]:
@@ -87,7 +88,7 @@ class Bench:
 
     def apply(self) -> dict[str, int]:
         """Bring this component's part of the site to all nodes; how much changed on each."""
-        answer = provision("apply", str(self.path), "--component", self.component)
+        answer = provision("apply", str(self.path), "--component", self.component, timeout=self.timeout)
         assert answer.rc == 0, answer
         return answer.changed
 
@@ -105,7 +106,7 @@ class Bench:
 
 
 @contextmanager
-def bench(lab: Lab, folder: Path, component: str, **sections: Any) -> Iterator[Bench]:
+def bench(lab: Lab, folder: Path, component: str, timeout: float = 900, **sections: Any) -> Iterator[Bench]:
     """The lab with base, `component` and `sections` of the site file applied."""
     document = {
         "cluster": "lab",
@@ -131,7 +132,7 @@ def bench(lab: Lab, folder: Path, component: str, **sections: Any) -> Iterator[B
         sessions = {
             name: Session(name, lambda node=node: connect(site, node)) for name, node in site.nodes.items()
         }
-        made = Bench(lab, path, site, component, sessions)
+        made = Bench(lab, path, site, component, sessions, timeout)
         try:
             made.apply()
             yield made

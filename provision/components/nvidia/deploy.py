@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from shlex import quote
 
+from provision.components.fabric import exports as fabric
 from provision.components.nvidia import exports, machine
 from provision.components.nvidia.operations import (
     PHASES,
@@ -31,7 +32,7 @@ from provision.profiles.packaging import BUILD_LOG
 _JOBS_LIMIT = 60  # seconds for jobs to end on a node that takes no new ones
 
 
-@step("worker")
+@step("worker", after=[("fabric", "self")])  # its modules are built against the RDMA stack
 def worker(on: Context) -> None:
     """Driver, modules, daemons, modes, CUDA: one phase after another, each from what the node says by then."""
     lock = exports.set_of(on.site, on.lock, on.node)
@@ -46,11 +47,12 @@ def worker(on: Context) -> None:
         )
     chosen = exports.Chosen.of(lock)
     settings = on.settings(NvidiaSettings)
+    peermem = on.site.enabled("fabric") and fabric.settings(on.site, on.node).peer_memory == "nvidia-peermem"
     before = _machine()
     changes = before.loaded is not None and before.loaded.version != lock.driver
     with _drained(on, f"driver {before.loaded.version if before.loaded else ''} -> {lock.driver}", changes):
         for phase in PHASES:
-            at = Place(on.node, settings, chosen, _machine(), on.limits, on.profile.manager)
+            at = Place(on.node, settings, chosen, _machine(), on.limits, on.profile.manager, peermem)
             for operation in phase(at):
                 _perform(on, operation)
 

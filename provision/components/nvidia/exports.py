@@ -131,9 +131,10 @@ def options(settings: NvidiaSettings) -> str | None:
     return f"options nvidia {words}\n"
 
 
-def modules(lock: NvidiaLock) -> str:
+def modules(lock: NvidiaLock, peermem: bool) -> str:
     """What is loaded at boot; fourth generation NVSwitches are managed over their InfiniBand bridge."""
-    return "".join(f"{name}\n" for name in ("nvidia", "nvidia-uvm", *(["ib_umad"] if lock.nvlsm else [])))
+    more = [*(["nvidia-peermem"] if peermem else []), *(["ib_umad"] if lock.nvlsm else [])]
+    return "".join(f"{name}\n" for name in ("nvidia", "nvidia-uvm", *more))
 
 
 def udev_rules() -> str:

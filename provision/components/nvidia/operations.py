@@ -100,6 +100,7 @@ class Place:
     machine: Machine
     limits: Mapping[str, str]
     manager: PackageManager
+    peermem: bool = False  # adapters reach the GPUs' memory by the module nvidia-peermem
 
     def limited(self, what: str) -> str | None:
         return next((reason for pattern, reason in self.limits.items() if fnmatchcase(what, pattern)), None)
@@ -255,7 +256,7 @@ def loading(at: Place) -> Iterator[Operation]:
     lock = at.chosen.lock
     options = exports.options(at.settings)
     yield Remove(exports.OPTIONS) if options is None else Write(exports.OPTIONS, options)
-    yield Write(exports.MODULES, exports.modules(lock))
+    yield Write(exports.MODULES, exports.modules(lock, at.peermem))
     yield Write(exports.RULES, exports.udev_rules())
     if (reason := at.limited("module:nvidia")) is not None:
         yield Skip(f"module {lock.driver} loaded", reason)

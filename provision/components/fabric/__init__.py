@@ -1,0 +1,1 @@
+"""fabric: RDMA between nodes, and what NCCL is told about it."""

@@ -1,0 +1,109 @@
+"""What the fabric consists of, from the site file alone: modules, NCCL's configuration, kernel parameters. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from provision.components.fabric.settings import FabricSettings
+from provision.engine.deploy import render
+from provision.site.problem import Problem
+
+if TYPE_CHECKING:
+    from provision.site.models import Node, Site
+
+MODULES = "/etc/modules-load.d/provision-fabric.conf"
+NCCL = "/etc/nccl.conf"
+ACS = "/usr/local/lib/provision/acs-off"
+ACS_UNIT = "provision-acs.service"
+
+
+def settings(site: Site, node: Node) -> FabricSettings:
+    return site.settings("fabric", node, FabricSettings)
+
+
+def kind(site: Site) -> str:
+    """infiniband, roce or ethernet, as `networks.fabric` says."""
+    return site.file.networks.fabric.kind if site.file.networks.fabric else "ethernet"
+
+
+def rdma(site: Site) -> bool:
+    return kind(site) != "ethernet"
+
+
+def problems(site: Site) -> Iterator[Problem]:
+    """What contradicts itself in the fabric's part of the site file."""
+    network = site.file.networks.fabric
+    if network is None:
+        yield Problem(
+            "fabric-without-network",
+            ("fabric",),
+            expected="networks.fabric: {kind: infiniband, rails: 8}",
+            why="which kind of fabric there is decides what is installed",
+            at_key=True,
+        )
+        return
+    reported: set[str] = set()
+    for node in site.with_role("worker"):
+        wanted = settings(site, node)
+        if wanted.hcas and len(wanted.hcas) != network.rails and "rails" not in reported:
+            reported.add("rails")
+            yield Problem(
+                "fabric-rails",
+                ("fabric", "hcas"),
+                f"{len(wanted.hcas)} adapters on {node.name}",
+                f"{network.rails}, one for each rail (networks.fabric.rails)",
+            )
+        if wanted.hcas and network.kind == "ethernet" and "hcas" not in reported:
+            reported.add("hcas")
+            yield Problem("fabric-hcas", ("fabric", "hcas"), why="an Ethernet fabric has no RDMA adapters")
+        if wanted.subnet_manager and network.kind != "infiniband" and "opensm" not in reported:
+            reported.add("opensm")
+            yield Problem(
+                "fabric-subnet-manager", ("fabric", "subnet_manager"), "true", "false",
+                why=f"{network.kind} has no subnet manager",
+            )  # fmt: skip
+
+
+def modules(site: Site) -> str:
+    """The kernel's RDMA stack; what belongs to an adapter is loaded for it by udev."""
+    names = ["ib_umad", "ib_uverbs", "rdma_ucm"] + (["ib_ipoib"] if kind(site) == "infiniband" else [])
+    return "".join(f"{name}\n" for name in names)
+
+
+def nccl_conf(site: Site, node: Node) -> str:
+    """NCCL's defaults for every program on the node; a program's own environment wins over them.
+
+    "=" makes names exact: mlx5_1 would otherwise also stand for mlx5_10, and eth for every Ethernet interface.
+    """
+    wanted = settings(site, node)
+    values: dict[str, str] = {}
+    if wanted.interfaces:
+        values["NCCL_SOCKET_IFNAME"] = f"={','.join(wanted.interfaces)}"
+    if not rdma(site):
+        values["NCCL_IB_DISABLE"] = "1"
+    elif wanted.hcas:
+        values["NCCL_IB_HCA"] = f"={','.join(wanted.hcas)}"
+    values |= {name: str(value) for name, value in wanted.nccl.items()}
+    return "".join(f"{name}={value}\n" for name, value in values.items())
+
+
+def iommu_parameters(wanted: FabricSettings) -> list[str]:
+    """Kernel parameters; those of both makers of processors, each of which ignores the other's."""
+    if wanted.iommu == "passthrough":
+        return ["iommu=pt"]
+    return ["intel_iommu=off", "amd_iommu=off"] if wanted.iommu == "off" else []
+
+
+def acs_script() -> str:
+    return render("fabric", "acs-off.j2")
+
+
+def acs_unit() -> str:
+    return (
+        "[Unit]\nDescription=GPUs and adapters reach each other without the root complex\n"
+        "DefaultDependencies=no\nAfter=systemd-modules-load.service\nBefore=slurmd.service kubelet.service\n"
+        "ConditionVirtualization=no\n\n"
+        f"[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart={ACS} apply\n\n"
+        "[Install]\nWantedBy=multi-user.target\n"
+    )
