@@ -28,6 +28,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "burnin": ("burnin", "burnin"),
     "health": ("health", "health"),
     "inspect": ("inspect", "inspect"),
+    "logs": ("logs", "logs"),
     "run": ("run", "run"),
     "report": ("report", "report"),
     "lab": ("lab", "app"),

@@ -21,11 +21,13 @@ COMPONENTS: dict[str, str] = {
     "nvidia": "gpu",
     "fabric": "fabric",
     "containers": "runtime",
+    "certificates": "base",
     "storage": "storage",
     "munge": "scheduler",
     "slurm": "scheduler",
     "prometheus": "monitoring",
     "health": "monitoring",
+    "logs": "monitoring",
 }
 STAGES = (
     "preflight",

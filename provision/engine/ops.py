@@ -147,14 +147,17 @@ def ensure(
     make: str,
     stdin: bytes | None = None,
     requires: str | None = None,
+    owns: Sequence[str] = (),
     timeout: float = 300.0,
 ) -> bool:
     """Whatever no other operation covers: `test` exits 0 when it is right and 1 when it is not; `make` mends it.
 
     After `make`, `test` must exit 0. Any other exit status of `test` is "could not be told" and an error, except in a
     plan while `requires`, the program it needs, is not installed yet: then it is known after apply.
-    `stdin` feeds `make`: the way for secrets.
+    `stdin` feeds `make`: the way for secrets. `owns` are the files that `make` writes: they go with the component.
     """
+    for path in owns:
+        connector().recorder.own(file=path)
     return _perform(
         title, _ensure, title=title, test=test, make=make, stdin=stdin, requires=requires, timeout=timeout
     )

@@ -25,6 +25,7 @@ class Distribution(Settings):
     paths: dict[str, str] = Field(
         default_factory=dict
     )  # purpose -> path, "chrony.conf": "/etc/chrony/chrony.conf"
+    options: dict[str, str] = Field(default_factory=dict)  # purpose -> how this release spells an option
 
     @property
     def manager(self) -> PackageManager:
@@ -53,6 +54,14 @@ class Distribution(Settings):
                 f"{self.key}: no path known for {purpose} (profiles/distributions.yml)"
             )
         return self.paths[purpose]
+
+    def option(self, purpose: str) -> str:
+        """How a program of this release spells an option. Raises UnsupportedDistribution."""
+        if purpose not in self.options:
+            raise UnsupportedDistribution(
+                f"{self.key}: no option known for {purpose} (profiles/distributions.yml)"
+            )
+        return self.options[purpose]
 
 
 class UnsupportedDistribution(Exception):

@@ -20,8 +20,10 @@ from provision.burnin.settings import BurninSettings
 from provision.components.base.settings import BaseSettings
 from provision.components.containers.settings import ContainersSettings
 from provision.components.fabric.settings import FabricSettings
+from provision.components.certificates.settings import CertificatesSettings
 from provision.components.firewall.settings import FirewallSettings
 from provision.components.health.settings import HealthSettings
+from provision.components.logs.settings import LogsSettings
 from provision.components.munge.settings import MungeSettings
 from provision.components.nvidia.settings import NvidiaSettings
 from provision.components.prometheus.settings import MonitoringSettings
@@ -159,11 +161,13 @@ class SiteFile(Settings):
     nvidia: NvidiaSettings | None = None
     fabric: FabricSettings | None = None
     containers: ContainersSettings | None = None
+    certificates: CertificatesSettings | None = None  # implied by monitoring and logs
     storage: StorageSettings | None = None
     munge: MungeSettings | None = None  # implied by Slurm
     scheduler: Scheduler = Scheduler()
     monitoring: MonitoringSettings | None = None
     health: HealthSettings | None = None
+    logs: LogsSettings | None = None
     burnin: BurninSettings = BurninSettings()
     hooks: list[Hook] = Field(default_factory=list)
     variables: dict[str, Any] = Field(default_factory=dict)  # handed to playbooks
@@ -178,11 +182,13 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "nvidia": ("nvidia",),
     "fabric": ("fabric",),
     "containers": ("containers",),
+    "certificates": ("certificates",),
     "storage": ("storage",),
     "munge": ("munge",),
     "slurm": ("scheduler", "slurm"),
     "prometheus": ("monitoring",),
     "health": ("health",),
+    "logs": ("logs",),
 }
 
 
@@ -254,6 +260,8 @@ class Site:
         assert found is None or isinstance(found, Settings)
         if found is None and component == "munge" and self.file.scheduler.slurm:
             return MungeSettings()
+        if found is None and component == "certificates" and (self.file.monitoring or self.file.logs):
+            return CertificatesSettings()
         return found
 
     def settings(self, component: str, node: Node, kind: type[S]) -> S:

@@ -242,13 +242,10 @@ def test_gpus_are_counted_and_a_job_sees_its_own_only(twice: Twice) -> None:
 
 
 def test_prometheus_reaches_all_its_targets(twice: Twice) -> None:
-    ask = (
-        "import urllib.request as u; print(u.urlopen('http://lab-head:9090/api/v1/targets').read().decode())"
-    )
+    ask = "curl -sS --config /etc/provision/monitoring.curl https://lab-head:9090/api/v1/targets"
 
     def health() -> set[str]:
-        targets = json.loads(on(HEAD, f'python3 -c "{ask}"'))["data"]["activeTargets"]
-        return {target["health"] for target in targets}
+        return {target["health"] for target in json.loads(on(HEAD, ask))["data"]["activeTargets"]}
 
     until(lambda: health() == {"up"}, "all targets are up")
 

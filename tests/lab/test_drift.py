@@ -33,6 +33,7 @@ OWNED = {
     ),
     "firewall": Owned("/etc/nftables.d/provision.nft", "provision-firewall.service", "nftables"),
     "time": Owned("/etc/chrony/chrony.conf", "chrony.service", "chrony"),
+    "certificates": Owned("/etc/provision/tls/ca.crt"),
     "storage": Owned("/etc/systemd/system/shared.mount", "shared.mount", "glusterfs-client"),
     "munge": Owned("/etc/munge/munge.key", "munge.service", "munge"),
     "slurm": Owned("/etc/slurm/prolog.d/00-provision", "slurmd.service", "slurmd"),

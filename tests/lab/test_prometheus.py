@@ -23,7 +23,12 @@ HEAD, WORKER = "lab-head", "lab-gpu-1"
 def bring_up(site: Site, *, forecast: bool = False) -> Document:
     verb = "plan" if forecast else "apply"
     return converge(
-        site, list(site.nodes.values()), verb=verb, forecast=forecast, components=["prometheus"], reboot=False
+        site,
+        list(site.nodes.values()),
+        verb=verb,
+        forecast=forecast,
+        components=["certificates", "prometheus"],
+        reboot=False,
     )
 
 
@@ -31,13 +36,18 @@ def changed(document: Document) -> dict[str, int]:
     return {name: result.changed for name, result in document.nodes.items() if result.changed}
 
 
-def on_node(site: Site, node: str, command: str) -> None:
+def output_of(site: Site, node: str, command: str) -> str:
     shell = connect(site, site.nodes[node])
     try:
         output = shell.run(command)
     finally:
         shell.close()
     assert output.ok, f"{node}: {command}: {output.stderr}"
+    return output.stdout
+
+
+def on_node(site: Site, node: str, command: str) -> None:
+    output_of(site, node, command)
 
 
 def verdict_of(site: Site, node: str, check: str) -> tuple[Verdict, str]:
@@ -87,6 +97,7 @@ EDITS = [
         "chmod 644 /etc/prometheus/provision-alertmanager.yml",
         "file /etc/prometheus/provision-alertmanager.yml",
     ),
+    (WORKER, "chmod 644 /etc/provision/monitoring.curl", "file /etc/provision/monitoring.curl"),
     (
         HEAD,
         "sed -i 's/30d/31d/' /etc/systemd/system/prometheus.service.d/provision.conf",
@@ -143,6 +154,7 @@ NO_ALERTMANAGER, ALERTMANAGER = (
     "systemctl start prometheus-alertmanager",
 )
 RULES, CONFIG = "/etc/prometheus/rules/provision.yml", "/etc/prometheus/provision.yml"
+WEB = "/etc/prometheus/provision-web-prometheus.yml"
 EXTRA_TARGET = (
     'printf \'%s\' \'[{"targets": ["10.77.0.99:9100"], "labels": {"instance": "gone:9100"}}]\''
     " >/etc/prometheus/targets/node.json"
@@ -150,6 +162,13 @@ EXTRA_TARGET = (
 
 TABLE = [
     Broken("node-exporter-answers", WORKER, "systemctl stop prometheus-node-exporter", NO_CURL, CURL),
+    Broken(
+        "monitoring-refuses-strangers",
+        HEAD,
+        f"sed -i '/^basic_auth_users:/,$d' {WEB}; systemctl restart prometheus",
+        NO_CURL,
+        CURL,
+    ),
     Broken(
         "prometheus-config-loaded",
         HEAD,
@@ -203,6 +222,18 @@ def test_a_check_fails_when_its_subject_is_broken_and_is_unsure_when_its_source_
     becomes(site, broken.node, broken.check, Verdict.UNKNOWN)
     on_node(site, broken.node, broken.mend)
     becomes(site, broken.node, broken.check, Verdict.PASS)
+
+
+def test_a_wrong_password_and_plain_http_are_refused(site: Site) -> None:
+    """From another node, as somebody would try it."""
+    ask = "curl -sS --noproxy '*' -o /dev/null -w '%{http_code}' --cacert /etc/provision/tls/ca.crt"
+    tried = {
+        f"{ask} --config /etc/provision/monitoring.curl https://{HEAD}:9090/metrics": "200",
+        f"{ask} https://{HEAD}:9090/metrics": "401",
+        f"{ask} --user provision:wrong https://{HEAD}:9100/metrics": "401",
+        f"{ask} http://{HEAD}:9093/metrics": "400",
+    }
+    assert {command: output_of(site, WORKER, command) for command in tried} == tried
 
 
 def test_rules_fire_for_a_node_that_is_down_and_a_clock_that_is_off(site: Site) -> None:

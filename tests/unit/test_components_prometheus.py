@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import bcrypt
 import pytest
 import yaml
 from hypothesis import given
@@ -89,12 +90,15 @@ def test_a_component_that_is_not_named_exports_nothing(tmp_path: Path) -> None:
 
 def test_servers_listen_on_the_management_address_alone(tmp_path: Path) -> None:
     site = make_site(tmp_path, retention="90d", retention_size="50GB")
-    server = exports.server_dropin("/bin/prometheus", "/data", site.head, settings(site))
+    server = exports.server_dropin("/bin/prometheus", "/data", "prometheus", site.head, settings(site))
     assert "--web.listen-address=192.0.2.1:9090" in server
     assert "--storage.tsdb.retention.time=90d" in server
     assert "--storage.tsdb.retention.size=50GB" in server
     assert "ExecStart=\nExecStart=/bin/prometheus \\\n" in server
-    assert "--web.listen-address=192.0.2.11:9100" in exports.exporter_dropin("/bin/e", "/t", site.nodes["g1"])
+    exporter = exports.exporter_dropin("/bin/e", "/t", "node-exporter", "--web.config", site.nodes["g1"])
+    assert "--web.listen-address=192.0.2.11:9100" in exporter
+    assert "--web.config=/etc/prometheus/provision-web-node-exporter.yml" in exporter
+    assert "LoadCredential=node.key:/etc/provision/tls/node.key" in exporter
 
 
 def test_addresses_of_both_families_and_none(tmp_path: Path) -> None:
@@ -104,24 +108,60 @@ def test_addresses_of_both_families_and_none(tmp_path: Path) -> None:
     }
     site = make_site(tmp_path, groups)
     assert exports.host_port(site.head, 9090) == "[2001:db8::1]:9090"
-    assert exports.url(site.head, 9090) == "http://[2001:db8::1]:9090"
+    assert exports.url(site.head, 9090) == "https://[2001:db8::1]:9090"
     assert exports.host_port(site.nodes["g1"], 9100) == "g1:9100"
     assert exports.listen(site.nodes["g1"], 9100) == ":9100"
-    assert exports.url(site.nodes["g1"], 9100) == "http://localhost:9100"
+    assert exports.url(site.nodes["g1"], 9100) == "https://localhost:9100"
 
 
 def test_one_monitor_has_no_peers_two_know_each_other(tmp_path: Path) -> None:
     site = make_site(tmp_path)
-    alone = exports.alertmanager_dropin("/bin/a", "/d", site, site.head)
+    alone = exports.alertmanager_dropin("/bin/a", "/d", "alertmanager", site, site.head)
     assert "--cluster.listen-address=\n" in alone
     assert "--cluster.peer" not in alone
     pair = {"head": {"hosts": "h[1-2]", "addresses": "192.0.2.[1-2]", "roles": ["head", "monitor"]}}
     site = make_site(tmp_path, pair)
-    assert "--cluster.peer=192.0.2.2:9094" in exports.alertmanager_dropin("/bin/a", "/d", site, site.head)
+    assert "--cluster.peer=192.0.2.2:9094" in exports.alertmanager_dropin(
+        "/bin/a", "/d", "alertmanager", site, site.head
+    )
     document = yaml.safe_load(exports.prometheus_yml(site, site.nodes["h2"], settings(site)))
     assert document["global"]["external_labels"] == {"cluster": "tiny", "replica": "h2"}
     receivers = document["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"]
     assert receivers == ["192.0.2.1:9093", "192.0.2.2:9093"]
+
+
+def test_a_service_speaks_tls_to_those_who_have_the_password() -> None:
+    web = yaml.safe_load(exports.web_yml("prometheus", b"s3cret"))
+    assert web["tls_server_config"]["key_file"] == "/run/credentials/prometheus.service/node.key"
+    hashed = web["basic_auth_users"]["provision"]
+    assert bcrypt.checkpw(b"s3cret", hashed.encode())
+    assert not bcrypt.checkpw(b"s3cre", hashed.encode())
+    assert exports.web_yml("prometheus", b"s3cret") == exports.web_yml("prometheus", b"s3cret")
+    assert "s3cret" not in exports.web_yml("prometheus", b"s3cret")
+
+
+def test_every_job_is_scraped_by_tls_with_the_password(tmp_path: Path) -> None:
+    site = make_site(tmp_path)
+    document = yaml.safe_load(exports.prometheus_yml(site, site.head, settings(site)))
+    reached = [*document["scrape_configs"], *document["alerting"]["alertmanagers"]]
+    assert {each["scheme"] for each in reached} == {"https"}
+    assert {each["basic_auth"]["password_file"] for each in reached} == {exports.PASSWORD}
+
+
+def test_samples_go_to_and_come_from_other_servers(tmp_path: Path) -> None:
+    site = make_site(
+        tmp_path,
+        remote_write=[{"url": "https://store.example/api/v1/write", "user": "lab", "password": "w0rd"}],
+        federation=[{"server": "other.example:9090", "match": ['{job="node"}']}],
+    )
+    document = yaml.safe_load(exports.prometheus_yml(site, site.head, settings(site)))
+    assert document["remote_write"] == [
+        {"url": "https://store.example/api/v1/write", "basic_auth": {"username": "lab", "password": "w0rd"}}
+    ]
+    job = document["scrape_configs"][-1]
+    assert (job["metrics_path"], job["honor_labels"]) == ("/federate", True)
+    assert job["params"] == {"match[]": ['{job="node"}']}
+    assert "basic_auth" not in job
 
 
 def test_secrets_of_receivers_come_from_file_environment_or_text(

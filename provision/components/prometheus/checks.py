@@ -44,6 +44,36 @@ def exporter_answers(at: Target) -> Found:
     )
 
 
+@check("monitoring-refuses-strangers")
+def refuses_strangers(at: Target) -> Found:
+    """Neither by plain HTTP nor without the password does a service of monitoring on this node say anything."""
+    services = [("node-exporter", exports.EXPORTER)]
+    if at.node.has("monitor"):
+        services += [("prometheus", exports.SERVER), ("alertmanager", exports.ALERTMANAGER)]
+    open_to: list[str] = []
+    for name, port in services:
+        address = exports.url(at.node, port)
+        for kind, asked in (("without a password", address), ("by plain HTTP", _plain(address))):
+            status = at.host.run(
+                "curl --silent --show-error --noproxy '*' --globoff --insecure --max-time 20 --output /dev/null "
+                f"--write-out '%{{http_code}}' {shlex.quote(asked + '/metrics')}"
+            )
+            if status.rc != 0:
+                return unknown(status.stderr.strip() or f"curl: exit status {status.rc}", source=asked)
+            if status.stdout.strip() not in ("400", "401"):
+                open_to.append(f"{name} answers {kind} ({status.stdout.strip()})")
+    return expect(
+        "; ".join(open_to) or "strangers are refused",
+        "strangers are refused",
+        action="provision apply --component prometheus",
+        source="curl without a password, and by HTTP",
+    )
+
+
+def _plain(address: str) -> str:
+    return address.replace("https://", "http://", 1)
+
+
 @check("prometheus-config-loaded", role="monitor")
 def config_loaded(at: Target) -> Found:
     return _loaded(at, "prometheus", exports.SERVER, (exports.CONFIG, exports.RULES))
@@ -164,7 +194,8 @@ class Answer:
 def _get(at: Target, address: str) -> Answer:
     """Ask a service from the node that it runs on."""
     result = at.host.run(
-        f"curl --silent --show-error --noproxy '*' --globoff --fail --max-time 20 {shlex.quote(address)}"
+        f"curl --silent --show-error --noproxy '*' --globoff --fail --max-time 20 --config {exports.CURL} "
+        f"{shlex.quote(address)}"
     )
     if result.rc == 0:
         return Answer(result.stdout)

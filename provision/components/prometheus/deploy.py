@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from provision.components.certificates import exports as certificates
 from provision.components.prometheus import exports
 from provision.components.prometheus.settings import MonitoringSettings
 from provision.engine import ops
@@ -12,12 +13,13 @@ from provision.engine.deploy import Context, step
 def exporter(on: Context) -> None:
     unit, binary = on.profile.unit("node-exporter"), on.profile.path("node-exporter")
     textfiles = on.profile.path("node-exporter.textfiles")
+    option = on.profile.option("node-exporter.web-config")
     ops.packages(*on.profile.packages("node-exporter"))
+    ops.file(exports.CURL, exports.curl_config(on.secrets["monitoring.password"]), mode="600", secret=True)
     # Written by root's own timers and hooks, only read by the exporter.
     ops.directory(textfiles)
-    dropin = _dropin_path(unit)
-    ops.file(dropin, exports.exporter_dropin(binary, textfiles, on.node))
-    ops.unit(unit, reads=[dropin])
+    dropin = exports.exporter_dropin(binary, textfiles, unit, option, on.node)
+    _unit(on, unit, dropin)
 
 
 @step("monitor")
@@ -31,18 +33,11 @@ def _alertmanager(on: Context) -> None:
     # Before anything is changed: it fails where a secret that the site file names is not there.
     config = exports.alertmanager_yml(on.site, on.settings(MonitoringSettings))
     ops.packages(*on.profile.packages("alertmanager"))
-    ops.file(
-        exports.ALERTMANAGER_CONFIG,
-        config,
-        mode="640",
-        group="prometheus",
-        secret=True,
-        validate="amtool check-config {}",
-    )
-    dropin = _dropin_path(unit)
+    _private(exports.ALERTMANAGER_CONFIG, config, validate="amtool check-config {}")
+    if len(on.site.with_role("monitor")) > 1:
+        ops.file(exports.PEERS, exports.peers_yml(unit))
     data = on.profile.path("alertmanager.data")
-    ops.file(dropin, exports.alertmanager_dropin(binary, data, on.site, on.node))
-    ops.unit(unit, reads=[dropin])
+    _unit(on, unit, exports.alertmanager_dropin(binary, data, unit, on.site, on.node))
     ops.unit(unit, reads=[exports.ALERTMANAGER_CONFIG], reload=True)
 
 
@@ -50,22 +45,32 @@ def _server(on: Context) -> None:
     unit, binary = on.profile.unit("prometheus"), on.profile.path("prometheus")
     settings = on.settings(MonitoringSettings)
     ops.packages(*on.profile.packages("prometheus"))
+    _private(exports.PASSWORD, on.secrets["monitoring.password"])
     # The server sees changes of these by itself; its configuration is only right where they exist.
     for job, groups in exports.targets(on.site).items():
         ops.file(exports.targets_path(job), exports.targets_json(groups), comment=None)
     ops.file(exports.RULES, exports.rules_yml(), validate="promtool check rules {}")
-    ops.file(
+    _private(
         exports.CONFIG,
         exports.prometheus_yml(on.site, on.node, settings),
         validate="promtool check config {}",
     )
-    dropin = _dropin_path(unit)
     data = on.profile.path("prometheus.data")
-    ops.file(dropin, exports.server_dropin(binary, data, on.node, settings))
-    ops.unit(unit, reads=[dropin])
+    _unit(on, unit, exports.server_dropin(binary, data, unit, on.node, settings))
     # A restart would read the whole write-ahead log again.
     ops.unit(unit, reads=[exports.CONFIG, exports.RULES], reload=True)
 
 
-def _dropin_path(unit: str) -> str:
-    return f"/etc/systemd/system/{unit}.service.d/provision.conf"
+def _unit(on: Context, unit: str, dropin: str) -> None:
+    """A service of the family runs with our arguments and our certificate."""
+    path = f"/etc/systemd/system/{unit}.service.d/provision.conf"
+    web = exports.web_config(unit)
+    _private(web, exports.web_yml(unit, on.secrets["monitoring.password"]))
+    ops.file(path, dropin)
+    # It has a copy of the node's key, which must be that of the certificate.
+    ops.unit(unit, reads=[path, web, certificates.CERTIFICATE])
+
+
+def _private(path: str, content: str | bytes, validate: str | None = None) -> None:
+    """A file that the services of the family read, and nobody else."""
+    ops.file(path, content, mode="640", group="prometheus", secret=True, validate=validate)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import secrets
 from collections.abc import Sequence
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
+import bcrypt
 import yaml
 
+from provision.components.certificates import exports as certificates
 from provision.components.exported import Port, Scrape, scrapes
-from provision.components.prometheus.settings import Alerts, MonitoringSettings
-from provision.engine.deploy import render
+from provision.components.prometheus.settings import Alerts, Federation, MonitoringSettings, RemoteWrite
+from provision.engine.deploy import Secret, render
 from provision.site.hidden import reveal
 from provision.site.models import Node, Site
 from provision.site.names import bracketed
@@ -22,7 +28,6 @@ PORTS = (
     Port(SERVER, "monitor", "Prometheus"),
     Port(ALERTMANAGER, "monitor", "Alertmanager"),
     Port(GOSSIP, "monitor", "Alertmanager among its peers"),
-    Port(GOSSIP, "monitor", "Alertmanager among its peers", "udp"),
     Port(EXPORTER, "*", "node exporter"),
 )
 SCRAPE = (
@@ -35,6 +40,12 @@ SCRAPE = (
 CONFIG = "/etc/prometheus/provision.yml"
 RULES = "/etc/prometheus/rules/provision.yml"
 ALERTMANAGER_CONFIG = "/etc/prometheus/provision-alertmanager.yml"
+PEERS = "/etc/prometheus/provision-peers.yml"
+PASSWORD = "/etc/prometheus/provision-password"
+CURL = "/etc/provision/monitoring.curl"  # root's: by it curl knows password and authority
+
+USER = "provision"
+SECRETS = (Secret("monitoring.password", make=lambda: secrets.token_urlsafe(32).encode()),)
 
 
 def host_port(node: Node, port: int) -> str:
@@ -53,7 +64,65 @@ def listen(node: Node, port: int) -> str:
 
 def url(node: Node, port: int) -> str:
     """The base URL of a service as it is reached on the node itself."""
-    return f"http://{host_port(node, port)}" if node.address else f"http://localhost:{port}"
+    return f"https://{host_port(node, port)}" if node.address else f"https://localhost:{port}"
+
+
+def web_config(unit: str) -> str:
+    """The path of what `web_yml` says for a unit."""
+    return f"/etc/prometheus/provision-web-{unit}.yml"
+
+
+def web_yml(unit: str, password: bytes) -> str:
+    """How a service of the Prometheus family is reached: by TLS, by those who have the password."""
+    _, key = certificates.credentials(unit)
+    document = {
+        "tls_server_config": {"cert_file": certificates.CERTIFICATE, "key_file": key, "min_version": "TLS12"},
+        "basic_auth_users": {USER: _hashed(password)},
+    }
+    return yaml.safe_dump(document, sort_keys=False)
+
+
+@cache
+def _hashed(password: bytes) -> str:
+    """bcrypt with a salt that follows from the password, so that the same file comes out again.
+
+    The password is 256 random bits: neither a salt of its own nor more rounds would make it harder to guess.
+    """
+    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    bcrypts = "./ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+    salt = base64.b64encode(hashlib.sha256(b"salt" + password).digest()[:16]).decode()[:22]
+    return bcrypt.hashpw(
+        password, f"$2b$04${salt.translate(str.maketrans(alphabet, bcrypts))}".encode()
+    ).decode()
+
+
+def curl_config(password: bytes) -> str:
+    """A curl configuration that reaches every service of monitoring."""
+    return f'user = "{USER}:{password.decode()}"\ncacert = "{certificates.AUTHORITY}"\n'
+
+
+def _client() -> dict[str, Any]:
+    """How Prometheus reaches services of this site."""
+    return {
+        "scheme": "https",
+        "tls_config": {"ca_file": certificates.AUTHORITY},
+        "basic_auth": {"username": USER, "password_file": PASSWORD},
+    }
+
+
+def peers_yml(unit: str) -> str:
+    """How Alertmanagers tell each other what they have sent: by TLS, each with its certificate."""
+    _, key = certificates.credentials(unit)
+    pair = {"cert_file": certificates.CERTIFICATE, "key_file": key}
+    document = {
+        "tls_server_config": {
+            **pair,
+            "client_ca_file": certificates.AUTHORITY,
+            "client_auth_type": "RequireAndVerifyClientCert",
+        },
+        "tls_client_config": {**pair, "ca_file": certificates.AUTHORITY},
+    }
+    return yaml.safe_dump(document, sort_keys=False)
 
 
 def targets(site: Site) -> dict[str, list[dict[str, Any]]]:
@@ -92,7 +161,10 @@ def expected_targets(site: Site) -> set[tuple[str, str]]:
 
 
 def prometheus_yml(site: Site, node: Node, settings: MonitoringSettings) -> str:
-    """The server's configuration on `node`."""
+    """The server's configuration on `node`, with its secrets in clear text: write it as a secret.
+
+    Raises SecretMissing when a file or variable that the site file names is not there.
+    """
     monitors = site.with_role("monitor")
     paths: dict[str, str] = {}
     for scrape in scrapes(site):
@@ -112,19 +184,50 @@ def prometheus_yml(site: Site, node: Node, settings: MonitoringSettings) -> str:
             # Without this the same alert from two servers would be two alerts.
             "alert_relabel_configs": [{"regex": "replica", "action": "labeldrop"}],
             "alertmanagers": [
-                {"static_configs": [{"targets": [host_port(each, ALERTMANAGER) for each in monitors]}]}
+                {
+                    **_client(),
+                    "static_configs": [{"targets": [host_port(each, ALERTMANAGER) for each in monitors]}],
+                }
             ],
         },
         "scrape_configs": [
             {
                 "job_name": job,
                 "metrics_path": path,
+                **_client(),
                 "file_sd_configs": [{"files": [targets_path(job)]}],
             }
             for job, path in sorted(paths.items())
+        ]
+        + [
+            {
+                "job_name": f"federate-{other.server}",
+                "scheme": other.scheme,
+                "honor_labels": True,
+                "metrics_path": "/federate",
+                "params": {"match[]": other.match},
+                "static_configs": [{"targets": [other.server]}],
+                **_login(site, other, f"monitoring.federation.{index}.password"),
+            }
+            for index, other in enumerate(settings.federation)
         ],
     }
+    if settings.remote_write:
+        document["remote_write"] = [
+            {"url": other.url, **_login(site, other, f"monitoring.remote_write.{index}.password")}
+            for index, other in enumerate(settings.remote_write)
+        ]
     return yaml.safe_dump(document, sort_keys=False)
+
+
+def _login(site: Site, other: RemoteWrite | Federation, key: str) -> dict[str, Any]:
+    """How to log in at another server; nothing where it takes everybody."""
+    if other.user is None:
+        return {}
+    login = {"username": other.user}
+    if other.password:
+        login["password"] = reveal(site, other.password, key)
+    return {"basic_auth": login}
 
 
 def rules_yml() -> str:
@@ -189,7 +292,7 @@ def _receiver(site: Site, alerts: Alerts) -> dict[str, Any]:
     return receiver
 
 
-def server_dropin(binary: str, data: str, node: Node, settings: MonitoringSettings) -> str:
+def server_dropin(binary: str, data: str, unit: str, node: Node, settings: MonitoringSettings) -> str:
     """The systemd drop-in that starts the server with this configuration."""
     words = [
         binary,
@@ -197,35 +300,41 @@ def server_dropin(binary: str, data: str, node: Node, settings: MonitoringSettin
         f"--storage.tsdb.path={data}",
         f"--storage.tsdb.retention.time={settings.retention}",
         *([f"--storage.tsdb.retention.size={settings.retention_size}"] if settings.retention_size else []),
+        f"--web.config.file={web_config(unit)}",
         f"--web.listen-address={listen(node, SERVER)}",
     ]
-    return _dropin(words)
+    return _dropin(unit, words)
 
 
-def alertmanager_dropin(binary: str, data: str, site: Site, node: Node) -> str:
+def alertmanager_dropin(binary: str, data: str, unit: str, site: Site, node: Node) -> str:
     """The systemd drop-in of Alertmanager; several monitors tell each other what they have sent."""
     peers = [other for other in site.with_role("monitor") if other.name != node.name]
     words = [
         binary,
         f"--config.file={ALERTMANAGER_CONFIG}",
         f"--storage.path={data}",
+        f"--web.config.file={web_config(unit)}",
         f"--web.listen-address={listen(node, ALERTMANAGER)}",
         f"--cluster.listen-address={listen(node, GOSSIP) if peers else ''}",
+        *([f"--cluster.tls-config={PEERS}"] if peers else []),
         *(f"--cluster.peer={host_port(peer, GOSSIP)}" for peer in peers),
     ]
-    return _dropin(words)
+    return _dropin(unit, words)
 
 
-def exporter_dropin(binary: str, textfiles: str, node: Node) -> str:
-    """The systemd drop-in of the node exporter."""
+def exporter_dropin(binary: str, textfiles: str, unit: str, option: str, node: Node) -> str:
+    """The systemd drop-in of the node exporter; `option` is how its release spells --web.config.file."""
     return _dropin(
+        unit,
         [
             binary,
+            f"{option}={web_config(unit)}",
             f"--web.listen-address={listen(node, EXPORTER)}",
             f"--collector.textfile.directory={textfiles}",
-        ]
+        ],
     )
 
 
-def _dropin(words: Sequence[str]) -> str:
-    return render("prometheus", "dropin.conf.j2", command=" \\\n  ".join(words))
+def _dropin(unit: str, words: Sequence[str]) -> str:
+    credential, _ = certificates.credentials(unit)
+    return render("prometheus", "dropin.conf.j2", command=" \\\n  ".join(words), credential=credential)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -47,6 +47,24 @@ class Alerts(Settings):
     repeat: Duration = "4h"  # an alert that goes on is told again after this
 
 
+class RemoteWrite(Settings):
+    """Another Prometheus, or what takes its samples, that gets all of them, too."""
+
+    url: str
+    user: str | None = None
+    password: Secretive | None = None
+
+
+class Federation(Settings):
+    """Another Prometheus whose samples are taken over."""
+
+    server: str  # host:port
+    match: list[str] = Field(min_length=1)  # selectors: '{job="node"}'
+    scheme: Literal["http", "https"] = "https"
+    user: str | None = None
+    password: Secretive | None = None
+
+
 class MonitoringSettings(Settings):
     """The part of a site file that describes monitoring."""
 
@@ -54,3 +72,5 @@ class MonitoringSettings(Settings):
     retention_size: Size | None = None  # the oldest data goes when there is more than this
     interval: Duration = "15s"  # between two scrapes of a target
     alerts: Alerts = Alerts()
+    remote_write: list[RemoteWrite] = Field(default_factory=list)
+    federation: list[Federation] = Field(default_factory=list)

@@ -1,0 +1,78 @@
+"""Do the journals of all nodes arrive where they are gathered?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from provision.components.logs import exports
+from provision.report.model import Verdict
+from provision.verify.check import Found, Target, check, expect, skip, unknown
+
+_ON_THE_WAY = 15  # seconds: a node sends what it logs at once
+
+
+class _Unreadable(Exception):
+    """A journal that could not be asked, with the reason."""
+
+
+@check("logs-arrive")
+def arrive(at: Target) -> Found:
+    """The node's newest line, but for those that may be on the way, is where journals are gathered."""
+    gathers = exports.collector(at.site)
+    if gathers is None or gathers.name == at.node.name:
+        return skip("its journal lies beside the gathered ones")
+    other = at.on(gathers.name)
+    if other is None:
+        return unknown(f"{gathers.name} is unreachable", source=gathers.name)
+    name = at.host.run("hostname").stdout.strip()
+    match = f"_HOSTNAME={name}"
+    try:
+        here = _newest(at.host, f"journalctl {match} --until=-{_ON_THE_WAY}s")
+        there = _newest(other, f"journalctl --directory={exports.FOLDER} {match}")
+    except _Unreadable as error:
+        return unknown(str(error), source="journalctl")
+    if here is None:
+        return unknown("its own journal is empty", source="journalctl")
+    wanted = f"its lines until {here.at:%H:%M:%S} UTC"
+    source = f"{exports.FOLDER} on {gathers.name}"
+    if there is not None and there.at >= here.at:
+        return Found(Verdict.PASS, wanted, wanted, source=source)
+    return Found(
+        Verdict.FAIL,
+        "nothing of it" if there is None else f"its lines until {there.at:%H:%M:%S} UTC",
+        wanted,
+        action=f"on {at.node.name}: systemctl status {exports.SENDER}; nothing is lost, it goes on where it stopped",
+        source=source,
+    )
+
+
+@check("logs-collector", role="monitor")
+def listens(at: Target) -> Found:
+    """What takes the journals runs, and what bounds them."""
+    gathers = exports.collector(at.site)
+    if gathers is None or gathers.name != at.node.name:
+        return skip("journals are gathered on the first monitor")
+    units = (exports.GATE, exports.SOCKET, exports.RECEIVER, exports.KEEPER)
+    answer = at.host.run(f"systemctl show -p ActiveState --value {' '.join(units)}")
+    states = answer.stdout.split()
+    if answer.rc != 0 or len(states) != len(units):
+        return unknown(answer.stderr.strip() or f"systemctl: {answer.stdout!r}", source="systemctl show")
+    down = [f"{unit} is {state}" for unit, state in zip(units, states, strict=True) if state != "active"]
+    return expect(
+        ", ".join(down) or "all its units are active",
+        "all its units are active",
+        action=f"journalctl -u {exports.GATE} -u {exports.RECEIVER}",
+        source="systemctl show",
+    )
+
+
+def _newest(host: Any, command: str) -> exports.Entry | None:
+    """The newest entry of a journal, None where it has none. Raises _Unreadable."""
+    answer = host.run(f"{command} --no-pager --quiet --lines=1 --output=json")
+    if answer.rc not in (0, 1) or (answer.rc == 1 and answer.stderr.strip()):
+        raise _Unreadable(answer.stderr.strip() or f"journalctl: exit status {answer.rc}")
+    try:
+        entries = exports.parse(answer.stdout)
+    except ValueError as error:
+        raise _Unreadable(str(error)) from error
+    return entries[-1] if entries else None

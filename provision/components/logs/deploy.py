@@ -1,0 +1,43 @@
+"""Every node sends its journal to the first monitor, which keeps them; nothing is lost while that is away."""
+
+from __future__ import annotations
+
+from provision.components.certificates import exports as certificates
+from provision.components.logs import exports
+from provision.components.logs.settings import LogsSettings
+from provision.engine import ops
+from provision.engine.deploy import Context, step
+
+
+@step("monitor")
+def receive(on: Context) -> None:
+    gathers = exports.collector(on.site)
+    if gathers is None or gathers.name != on.node.name:
+        return
+    ops.packages(*on.profile.packages("journal-remote"), *on.profile.packages("stunnel"))
+    ops.directory(exports.FOLDER, user="systemd-journal-remote", group="systemd-journal-remote")
+    receiver, socket = exports.dropin_path(exports.RECEIVER), exports.dropin_path(exports.SOCKET)
+    ops.file(receiver, exports.receiver_dropin(on.profile.path("journal-remote")))
+    ops.file(socket, exports.socket_dropin())
+    ops.unit(exports.SOCKET, reads=[socket])
+    ops.unit(exports.RECEIVER, enabled=False, reads=[receiver])
+    gate = f"/etc/systemd/system/{exports.GATE}"
+    ops.file(exports.GATE_CONFIG, exports.gate_conf(on.node))
+    ops.file(gate, exports.gate_unit(on.profile.path("stunnel")))
+    ops.unit(exports.GATE, reads=[gate, exports.GATE_CONFIG, certificates.CERTIFICATE])
+    units = exports.keeper_units(on.settings(LogsSettings))
+    for path, text in units.items():
+        ops.file(path, text)
+    ops.unit(exports.KEEPER, reads=list(units))
+
+
+@step("*")
+def send(on: Context) -> None:
+    to = exports.collector(on.site)
+    if to is None or to.name == on.node.name:  # its own journal lies beside the gathered ones
+        return
+    ops.packages(*on.profile.packages("journal-remote"))
+    dropin = exports.dropin_path(exports.SENDER)
+    ops.file(exports.SENDER_CONFIG, exports.sender_conf(to))
+    ops.file(dropin, exports.sender_dropin())
+    ops.unit(exports.SENDER, reads=[dropin, exports.SENDER_CONFIG, certificates.CERTIFICATE])
