@@ -12,7 +12,6 @@ from provision.cli.common import (
     JsonOption,
     LimitOption,
     SiteArgument,
-    TimeoutOption,
     answer,
     ask_sudo_password,
     limited,
@@ -53,14 +52,17 @@ def logs(
     lines: Annotated[
         int, typer.Option("--lines", "-n", metavar="N", min=1, max=100000, help="At most the newest N.")
     ] = 1000,
-    timeout: TimeoutOption = 60,
+    timeout: Annotated[
+        float,
+        typer.Option("--timeout", metavar="SECONDS", min=1, help="Give up on a question after this long."),
+    ] = 60,
     as_json: JsonOption = False,
 ) -> None:
     """Show what nodes have logged, oldest first, also of nodes that are down.
 
     Example: provision logs lab --limit gpu --kernel --since -1h --grep Xid
     """
-    cluster = open_site(site, "logs", as_json)
+    cluster = open_site(site)
     if not cluster.enabled("logs"):
         refuse(f"{cluster.path}: journals are not gathered: add `logs: {{}}` and run `provision apply`")
     nodes = [node.name for node in limited(cluster, limit)] if limit else []

@@ -71,7 +71,13 @@ def test_nothing_is_lost_while_the_collector_is_away(cluster: Cluster) -> None:
             time.sleep(2)
     finally:
         cluster.must(HEAD, f"systemctl start {GATE}")
-    arrives([(OTHER, f"{SPEAKER} {number}") for number in range(3)], "--grep", f"^{SPEAKER} [0-9]$", "--limit", OTHER)
+    arrives(
+        [(OTHER, f"{SPEAKER} {number}") for number in range(3)],
+        "--grep",
+        f"^{SPEAKER} [0-9]$",
+        "--limit",
+        OTHER,
+    )
 
 
 def test_who_has_no_certificate_of_the_cluster_is_refused(cluster: Cluster) -> None:
