@@ -27,6 +27,9 @@ COMPONENTS: dict[str, str] = {
     "slurm": "scheduler",
     "prometheus": "monitoring",
     "health": "monitoring",
+    "slurm_exporter": "monitoring",
+    "dcgm_exporter": "monitoring",
+    "ipmi_exporter": "monitoring",
     "logs": "monitoring",
 }
 STAGES = (

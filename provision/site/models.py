@@ -188,6 +188,9 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "slurm": ("scheduler", "slurm"),
     "prometheus": ("monitoring",),
     "health": ("health",),
+    "slurm_exporter": ("monitoring", "slurm"),
+    "dcgm_exporter": ("monitoring", "dcgm"),
+    "ipmi_exporter": ("monitoring", "ipmi"),
     "logs": ("logs",),
 }
 
@@ -256,12 +259,14 @@ class Site:
         """The site-wide settings of `component`, None where it is not named."""
         found: Any = self.file
         for part in SECTIONS[component]:
-            found = getattr(found, part)
+            found = getattr(found, part, None)  # below a section that is not named there is none
         assert found is None or isinstance(found, Settings)
         if found is None and component == "munge" and self.file.scheduler.slurm:
             return MungeSettings()
         if found is None and component == "certificates" and (self.file.monitoring or self.file.logs):
             return CertificatesSettings()
+        if component == "slurm_exporter" and not self.file.scheduler.slurm:
+            return None
         return found
 
     def settings(self, component: str, node: Node, kind: type[S]) -> S:

@@ -90,7 +90,11 @@ def test_every_target_of_the_site_is_up_and_all_checks_pass(site: Site) -> None:
 # node, what a hand does there, what of it plan and apply must name
 EDITS = [
     (HEAD, "sed -i 's/15s/16s/' /etc/prometheus/provision.yml", "file /etc/prometheus/provision.yml"),
-    (HEAD, "chmod 666 /etc/prometheus/rules/provision.yml", "file /etc/prometheus/rules/provision.yml"),
+    (
+        HEAD,
+        "chmod 666 /etc/prometheus/rules/provision-gpus.yml",
+        "file /etc/prometheus/rules/provision-gpus.yml",
+    ),
     (HEAD, "chown prometheus /etc/prometheus/targets/node.json", "file /etc/prometheus/targets/node.json"),
     (
         HEAD,
@@ -153,7 +157,7 @@ NO_ALERTMANAGER, ALERTMANAGER = (
     "systemctl stop prometheus-alertmanager",
     "systemctl start prometheus-alertmanager",
 )
-RULES, CONFIG = "/etc/prometheus/rules/provision.yml", "/etc/prometheus/provision.yml"
+RULES, CONFIG = "/etc/prometheus/rules/provision-nodes.yml", "/etc/prometheus/provision.yml"
 WEB = "/etc/prometheus/provision-web-prometheus.yml"
 EXTRA_TARGET = (
     'printf \'%s\' \'[{"targets": ["10.77.0.99:9100"], "labels": {"instance": "gone:9100"}}]\''

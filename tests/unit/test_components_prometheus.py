@@ -95,7 +95,11 @@ def test_servers_listen_on_the_management_address_alone(tmp_path: Path) -> None:
     assert "--storage.tsdb.retention.time=90d" in server
     assert "--storage.tsdb.retention.size=50GB" in server
     assert "ExecStart=\nExecStart=/bin/prometheus \\\n" in server
-    exporter = exports.exporter_dropin("/bin/e", "/t", "node-exporter", "--web.config", site.nodes["g1"])
+    exporter = exports.exporter_dropin(
+        "/bin/e", "/t", "node-exporter", "--web.config", site.nodes["g1"], ["a-b.mount"], fabric=False
+    )
+    assert "|a\\-b\\.mount)$$'" in exporter
+    assert "--no-collector.infiniband" in exporter, "where there is none it would fail at every scrape"
     assert "--web.listen-address=192.0.2.11:9100" in exporter
     assert "--web.config=/etc/prometheus/provision-web-node-exporter.yml" in exporter
     assert "LoadCredential=node.key:/etc/provision/tls/node.key" in exporter
@@ -181,7 +185,8 @@ def test_secrets_of_receivers_come_from_file_environment_or_text(
         },
     }
     site = make_site(tmp_path, alerts=alerts)
-    (receiver,) = yaml.safe_load(exports.alertmanager_yml(site, settings(site)))["receivers"]
+    receiver, nobody = yaml.safe_load(exports.alertmanager_yml(site, settings(site)))["receivers"]
+    assert nobody == {"name": "nobody"}
     assert receiver["webhook_configs"] == [{"url": "https://hook.example/x", "send_resolved": True}]
     assert receiver["slack_configs"][0]["api_url"] == "https://chat.example/T1"
     (mail,) = receiver["email_configs"]
@@ -235,10 +240,33 @@ def test_settings_survive_the_merge_with_a_node_s_own(tmp_path: Path) -> None:
     assert found.alerts.webhook.value.get_secret_value() == "https://hook.example/x"
 
 
-def test_the_rules_name_what_the_check_expects() -> None:
-    rules = exports.expected_rules()
-    assert {"NodeDown", "FilesystemNearlyFull", "ClockSkew"} <= rules["provision-nodes"]
-    assert {"ScrapeFailing", "ConfigurationNotLoaded"} <= rules["provision-monitoring"]
+def alerts() -> list[dict[str, Any]]:
+    groups = [group for text in exports.rules().values() for group in yaml.safe_load(text)["groups"]]
+    return [rule for group in groups for rule in group["rules"] if "alert" in rule]
+
+
+def test_every_alert_has_a_severity_and_a_summary_that_says_where() -> None:
+    assert len(alerts()) >= 40
+    assert len({rule["alert"] for rule in alerts()}) == len(alerts()), "two alerts of one name"
+    for rule in alerts():
+        assert rule["labels"]["severity"] in ("critical", "warning", "none"), rule["alert"]
+        assert rule["annotations"].keys() == {"summary"}, rule["alert"]
+
+
+def test_groups_of_rules_are_what_the_check_expects() -> None:
+    expected = exports.expected_rules()
+    assert {"NodeDown", "ClockSkew"} <= expected["provision-nodes"]
+    assert expected["provision-recording"] == set()
+    assert sum(len(names) for names in expected.values()) == len(alerts())
+
+
+def test_a_node_that_this_tool_works_on_is_silent(tmp_path: Path) -> None:
+    site = make_site(tmp_path)
+    document = yaml.safe_load(exports.alertmanager_yml(site, settings(site)))
+    sources = {tuple(rule["source_matchers"]) for rule in document["inhibit_rules"]}
+    assert ('alertname="NodeUnderMaintenance"',) in sources
+    assert {tuple(rule["equal"]) for rule in document["inhibit_rules"]} == {("cluster", "node")}
+    assert document["route"]["routes"] == [{"receiver": "nobody", "matchers": ['severity="none"']}]
 
 
 METRICS = """\

@@ -76,7 +76,7 @@ def _plain(address: str) -> str:
 
 @check("prometheus-config-loaded", role="monitor")
 def config_loaded(at: Target) -> Found:
-    return _loaded(at, "prometheus", exports.SERVER, (exports.CONFIG, exports.RULES))
+    return _loaded(at, "prometheus", exports.SERVER, (exports.CONFIG, *exports.rules()))
 
 
 @check("alertmanager-config-loaded", role="monitor")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from provision.components.certificates import exports as certificates
 from provision.components.prometheus import exports
 from provision.components.prometheus.settings import MonitoringSettings
+from provision.components.storage import exports as storage
 from provision.engine import ops
 from provision.engine.deploy import Context, step
 
@@ -18,8 +19,24 @@ def exporter(on: Context) -> None:
     ops.file(exports.CURL, exports.curl_config(on.secrets["monitoring.password"]), mode="600", secret=True)
     # Written by root's own timers and hooks, only read by the exporter.
     ops.directory(textfiles)
-    dropin = exports.exporter_dropin(binary, textfiles, unit, option, on.node)
+    fabric = on.site.file.networks.fabric
+    dropin = exports.exporter_dropin(
+        binary,
+        textfiles,
+        unit,
+        option,
+        on.node,
+        [each.unit for each in storage.mounts(on.site, on.node)] if on.site.enabled("storage") else [],
+        fabric=fabric is not None and fabric.kind in ("infiniband", "roce"),
+    )
     _unit(on, unit, dropin)
+    ends = f"{textfiles}/{exports.CERTIFICATE_END}"
+    ops.ensure(
+        "the certificate's end as a metric",
+        test=f'[ "$(cat {ends} 2>/dev/null)" = "$({exports.CERTIFICATE_END_SCRIPT})" ] || exit 1',
+        make=f"({exports.CERTIFICATE_END_SCRIPT}) >{ends}.new && mv -f {ends}.new {ends}",
+        owns=(ends,),
+    )
 
 
 @step("monitor")
@@ -49,7 +66,8 @@ def _server(on: Context) -> None:
     # The server sees changes of these by itself; its configuration is only right where they exist.
     for job, groups in exports.targets(on.site).items():
         ops.file(exports.targets_path(job), exports.targets_json(groups), comment=None)
-    ops.file(exports.RULES, exports.rules_yml(), validate="promtool check rules {}")
+    for path, text in exports.rules().items():
+        ops.file(path, text, validate="promtool check rules {}")
     _private(
         exports.CONFIG,
         exports.prometheus_yml(on.site, on.node, settings),
@@ -58,7 +76,7 @@ def _server(on: Context) -> None:
     data = on.profile.path("prometheus.data")
     _unit(on, unit, exports.server_dropin(binary, data, unit, on.node, settings))
     # A restart would read the whole write-ahead log again.
-    ops.unit(unit, reads=[exports.CONFIG, exports.RULES], reload=True)
+    ops.unit(unit, reads=[exports.CONFIG, *exports.rules()], reload=True)
 
 
 def _unit(on: Context, unit: str, dropin: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import secrets
 from collections.abc import Sequence
 from functools import cache
@@ -38,11 +39,17 @@ SCRAPE = (
 
 # Beside the packages' own files, which stay as they came: an upgrade then has nothing to ask.
 CONFIG = "/etc/prometheus/provision.yml"
-RULES = "/etc/prometheus/rules/provision.yml"
+RULES = "/etc/prometheus/rules"
 ALERTMANAGER_CONFIG = "/etc/prometheus/provision-alertmanager.yml"
 PEERS = "/etc/prometheus/provision-peers.yml"
 PASSWORD = "/etc/prometheus/provision-password"
 CURL = "/etc/provision/monitoring.curl"  # root's: by it curl knows password and authority
+
+CERTIFICATE_END = "certificate.prom"  # in the node exporter's folder
+CERTIFICATE_END_SCRIPT = (
+    f"e=$(openssl x509 -in {certificates.CERTIFICATE} -noout -enddate) && "
+    'printf \'provision_certificate_end_seconds %s\\n\' "$(date -d "${e#notAfter=}" +%s)"'
+)
 
 USER = "provision"
 SECRETS = (Secret("monitoring.password", make=lambda: secrets.token_urlsafe(32).encode()),)
@@ -196,6 +203,11 @@ def prometheus_yml(site: Site, node: Node, settings: MonitoringSettings) -> str:
                 "metrics_path": path,
                 **_client(),
                 "file_sd_configs": [{"files": [targets_path(job)]}],
+                # What Slurm says on the head is about other nodes.
+                "metric_relabel_configs": [
+                    {"source_labels": ["slurm_node"], "regex": "(.+)", "target_label": "node"},
+                    {"regex": "slurm_node", "action": "labeldrop"},
+                ],
             }
             for job, path in sorted(paths.items())
         ]
@@ -230,15 +242,21 @@ def _login(site: Site, other: RemoteWrite | Federation, key: str) -> dict[str, A
     return {"basic_auth": login}
 
 
-def rules_yml() -> str:
-    """The alerting rules: a file as it is, since its own placeholders look like a template's."""
-    return files("provision.components.prometheus").joinpath("templates", "rules.yml").read_text()
+@cache
+def rules() -> dict[str, str]:
+    """Path on a monitor -> text, of every file of rules: as they are, their placeholders look like a template's."""
+    folder = files("provision.components.prometheus").joinpath("rules")
+    return {
+        f"{RULES}/provision-{each.name}": each.read_text()
+        for each in sorted(folder.iterdir(), key=lambda each: each.name)
+        if each.name.endswith(".yml")
+    }
 
 
 def expected_rules() -> dict[str, set[str]]:
-    """Group -> names of the alerts in `rules_yml`."""
-    document = yaml.safe_load(rules_yml())
-    return {group["name"]: {rule["alert"] for rule in group["rules"]} for group in document["groups"]}
+    """Group -> names of its alerts, where it has any."""
+    groups = [group for text in rules().values() for group in yaml.safe_load(text)["groups"]]
+    return {group["name"]: {rule["alert"] for rule in group["rules"] if "alert" in rule} for group in groups}
 
 
 def alertmanager_yml(site: Site, settings: MonitoringSettings) -> str:
@@ -251,19 +269,26 @@ def alertmanager_yml(site: Site, settings: MonitoringSettings) -> str:
         "route": {
             "receiver": receiver["name"],
             "group_by": ["alertname", "cluster"],
-            "group_wait": "30s",
-            "group_interval": "5m",
+            "group_wait": "10s",
+            "group_interval": "30s",
             "repeat_interval": settings.alerts.repeat,
+            "routes": [{"receiver": "nobody", "matchers": ['severity="none"']}],
         },
-        # A node that is down is one alert, not one for each thing on it.
         "inhibit_rules": [
+            # A node that is down is one alert, not one for each thing on it.
             {
                 "source_matchers": ['alertname="NodeDown"'],
                 "target_matchers": ['alertname!="NodeDown"'],
                 "equal": ["cluster", "node"],
-            }
+            },
+            # A node that this tool works on is silent, as long as it does and no longer.
+            {
+                "source_matchers": ['alertname="NodeUnderMaintenance"'],
+                "target_matchers": ['alertname!="NodeUnderMaintenance"'],
+                "equal": ["cluster", "node"],
+            },
         ],
-        "receivers": [receiver],
+        "receivers": [receiver, {"name": "nobody"}],
     }
     return yaml.safe_dump(document, sort_keys=False)
 
@@ -322,8 +347,20 @@ def alertmanager_dropin(binary: str, data: str, unit: str, site: Site, node: Nod
     return _dropin(unit, words)
 
 
-def exporter_dropin(binary: str, textfiles: str, unit: str, option: str, node: Node) -> str:
-    """The systemd drop-in of the node exporter; `option` is how its release spells --web.config.file."""
+_UNITS = (
+    "ssh|sshd|munge|slurmd|slurmctld|slurmdbd|slurmrestd|mariadb|chrony|chronyd|glusterd|docker|containerd|"
+    "nvidia-.+|prometheus.*|grafana-server|systemd-journal-(upload|remote)|provision-.+"
+)
+
+
+def exporter_dropin(
+    binary: str, textfiles: str, unit: str, option: str, node: Node, mounts: Sequence[str], *, fabric: bool
+) -> str:
+    """The systemd drop-in of the node exporter; `option` is how its release spells --web.config.file.
+
+    `mounts` are units of shared file systems; where there is no `fabric` its collector would only complain.
+    """
+    units = "|".join([f"({_UNITS})[.](service|timer)", *(re.escape(mount) for mount in mounts)])
     return _dropin(
         unit,
         [
@@ -331,6 +368,10 @@ def exporter_dropin(binary: str, textfiles: str, unit: str, option: str, node: N
             f"{option}={web_config(unit)}",
             f"--web.listen-address={listen(node, EXPORTER)}",
             f"--collector.textfile.directory={textfiles}",
+            "--collector.systemd",
+            "--collector.systemd.enable-start-time-metrics",
+            f"'--collector.systemd.unit-include=^({units})$$'",  # systemd's own $ is written twice
+            *([] if fabric else ["--no-collector.infiniband"]),
         ],
     )
 

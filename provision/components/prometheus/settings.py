@@ -7,6 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from provision.components.dcgm_exporter.settings import DcgmExporterSettings
+from provision.components.ipmi_exporter.settings import IpmiExporterSettings
+from provision.components.slurm_exporter.settings import SlurmExporterSettings
 from provision.site.base import Settings, matches
 from provision.site.hidden import Secretive
 
@@ -74,3 +77,6 @@ class MonitoringSettings(Settings):
     alerts: Alerts = Alerts()
     remote_write: list[RemoteWrite] = Field(default_factory=list)
     federation: list[Federation] = Field(default_factory=list)
+    slurm: SlurmExporterSettings = SlurmExporterSettings()
+    dcgm: DcgmExporterSettings | None = None
+    ipmi: IpmiExporterSettings | None = None

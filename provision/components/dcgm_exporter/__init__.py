@@ -1,0 +1,1 @@
+"""dcgm_exporter: what NVIDIA DCGM says of GPUs, for Prometheus."""

@@ -1,0 +1,45 @@
+"""Does DCGM's exporter tell all that it was asked for? One that cannot profile leaves holes without a word."""
+
+from __future__ import annotations
+
+from provision.components.dcgm_exporter import exports
+from provision.components.dcgm_exporter.settings import DcgmExporterSettings
+from provision.components.prometheus.exports import CURL, url
+from provision.report.model import Verdict
+from provision.verify.check import Found, Target, check, skip, unknown
+
+_REFUSED = 7  # curl: nothing listens there
+
+
+@check("dcgm-fields", role="worker")
+def delivered(at: Target) -> Found:
+    """Every field that was wished for has a sample."""
+    if at.node.gpu is None:
+        return skip("no GPU here")
+    address = f"{url(at.node, exports.PORT)}/metrics"
+    answer = at.host.run(f"curl -sS --noproxy '*' --globoff --fail --max-time 30 --config {CURL} '{address}'")
+    unit = at.profile.unit("dcgm-exporter")
+    if answer.rc == _REFUSED:
+        return Found(
+            Verdict.FAIL, "nothing listens", "DCGM's metrics", f"journalctl -u {unit}", source=address
+        )
+    if answer.rc != 0:
+        return unknown(answer.stderr.strip() or f"curl: exit status {answer.rc}", source=address)
+    wished = exports.fields(at.node, at.settings(DcgmExporterSettings))
+    missing = missing_fields(answer.stdout, wished)
+    if not missing:
+        return Found(Verdict.PASS, f"{len(wished)} fields", f"{len(wished)} fields", source=address)
+    return Found(
+        Verdict.FAIL,
+        f"without {', '.join(missing)}",
+        f"{len(wished)} fields",
+        f"journalctl -u {unit} says why; another profiler, MIG or a missing capability: "
+        "`monitoring: {dcgm: {profiling: false}}`",
+        source=address,
+    )
+
+
+def missing_fields(text: str, wished: list[str]) -> list[str]:
+    """Those of `wished` that have no sample in Prometheus' text format."""
+    told = {line.split("{", 1)[0].split(" ", 1)[0] for line in text.splitlines() if not line.startswith("#")}
+    return [name for name in wished if name not in told]

@@ -1,0 +1,1 @@
+"""ipmi_exporter: what a node's BMC says of fans, power and temperatures, for Prometheus."""

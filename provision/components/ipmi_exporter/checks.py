@@ -1,0 +1,35 @@
+"""Does the IPMI exporter answer, and the BMC it?"""
+
+from __future__ import annotations
+
+import re
+
+from provision.components.ipmi_exporter import exports
+from provision.components.prometheus.exports import CURL, url
+from provision.report.model import Verdict
+from provision.verify.check import Found, Target, check, expect, unknown
+
+_REFUSED = 7  # curl: nothing listens there
+_UP = re.compile(r'^ipmi_up\{collector="([\w-]+)"\} ([\d.]+)$', re.MULTILINE)
+
+
+@check("ipmi-answers")
+def answers(at: Target) -> Found:
+    """Every collector of the exporter got an answer from the BMC."""
+    address = f"{url(at.node, exports.PORT)}/metrics"
+    answer = at.host.run(f"curl -sS --noproxy '*' --globoff --fail --max-time 60 --config {CURL} '{address}'")
+    unit = at.profile.unit("ipmi-exporter")
+    if answer.rc == _REFUSED:
+        return Found(
+            Verdict.FAIL, "nothing listens", "the BMC's metrics", f"journalctl -u {unit}", source=address
+        )
+    collectors = dict(_UP.findall(answer.stdout))
+    if answer.rc != 0 or not collectors:
+        return unknown(answer.stderr.strip() or "the answer holds no ipmi_up", source=address)
+    silent = sorted(name for name, up in collectors.items() if float(up) != 1)
+    return expect(
+        f"no answer to {', '.join(silent)}" if silent else "the BMC answers",
+        "the BMC answers",
+        action="ipmitool mc info; a BMC that hangs: ipmitool mc reset cold",
+        source=address,
+    )

@@ -1,0 +1,1 @@
+"""slurm_exporter: what Slurm says of nodes, jobs, GPUs and its scheduler, for Prometheus."""

@@ -1,0 +1,206 @@
+"""Exporters: how Slurm's answers become metrics, and what the others are asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+
+from provision.components.dcgm_exporter import checks as dcgm_checks
+from provision.components.dcgm_exporter import exports as dcgm
+from provision.components.exported import scrapes
+from provision.components.ipmi_exporter import exports as ipmi
+from provision.components.slurm_exporter import metrics
+from provision.site.models import Site, SiteFile
+
+NODES = {
+    "nodes": [
+        {"name": "g1", "state": ["MIXED"], "gres": "gpu:h100:8(S:0-1)", "gres_used": "gpu:h100:5(IDX:0-4)"},
+        {"name": "g2", "state": ["IDLE", "DRAIN"], "gres": "gpu:h100:8(S:0-1)", "gres_used": "gpu:h100:0(IDX:N/A)",
+         "reason": "provision: maintenance"},
+        {"name": "g3", "state": "DOWN*", "gres": "gpu:4", "gres_used": "gpu:(null):0(IDX:N/A)", "reason": "no answer"},
+    ]
+}  # fmt: skip
+JOBS = {
+    "jobs": [
+        {"job_state": ["RUNNING"], "account": "ml", "partition": "train",
+         "tres_alloc_str": "cpu=8,gres/gpu=5,gres/gpu:h100=5"},
+        {"job_state": "PENDING", "account": "ml", "partition": "train", "tres_req_str": "cpu=1,gres/gpu=2",
+         "eligible_time": {"set": True, "infinite": False, "number": 1000}},
+        {"job_state": ["COMPLETED"], "account": "", "partition": "train", "tres_alloc_str": ""},
+    ]
+}  # fmt: skip
+STATISTICS = {
+    "statistics": {
+        "server_thread_count": 3,
+        "schedule_cycle_last": {"set": True, "infinite": False, "number": 250},
+        "bf_cycle_mean": {"set": False, "infinite": False, "number": 0},
+    }
+}
+ANSWERS = {
+    metrics.NODES: json.dumps(NODES),
+    metrics.JOBS: json.dumps(JOBS),
+    metrics.STATISTICS: json.dumps(STATISTICS),
+    metrics.SHARES: "root||1.000000|0.000000|\nml|ada|0.250000|0.750000|0.5\n",
+    metrics.DATABASE: "lab\n",
+}
+
+
+def answer(command: Sequence[str]) -> str:
+    return ANSWERS[tuple(command)]
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    found, failures = metrics.collect(answer)
+    assert failures == {}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("gpu:h100:8(S:0-1)", {"h100": 8}),
+        ("gpu:(null):4(IDX:0-3)", {"": 4}),
+        ("gpu:tesla:0(IDX:N/A)", {"tesla": 0}),
+        ("gpu:4", {"": 4}),
+        ("gpu:a100:2(IDX:0,3),gpu:v100:1(IDX:2),lustre:1", {"a100": 2, "v100": 1}),
+        ("cpu=8,mem=4G,gres/gpu=2,gres/gpu:h100=2", {"h100": 2}),
+        ("gres/gpu=2", {"": 2}),
+        ("gpu:a100_1g.5gb:7(S:0)", {"a100_1g.5gb": 7}),
+        ("", {}),
+        (None, {}),
+        ("shard:8", {}),
+    ],
+)
+def test_gpus_are_counted_in_every_spelling(text: str | None, found: dict[str, int]) -> None:
+    assert metrics.gpus(text) == found
+
+
+@given(st.text())
+def test_no_text_breaks_the_count(text: str) -> None:
+    assert all(count >= 0 for count in metrics.gpus(text).values())
+
+
+@pytest.mark.parametrize(
+    ("state", "word"),
+    [
+        (["IDLE"], "idle"),
+        ("MIXED+DRAIN", "draining"),
+        (["IDLE", "DRAIN"], "drained"),
+        ("DOWN*", "down"),
+        (["DOWN", "DRAIN"], "down"),
+        ("IDLE+MAINTENANCE", "maintenance"),
+        (["ALLOCATED", "COMPLETING"], "completing"),
+        ("PLANNED", "planned"),
+        (["FUTURE"], "future"),
+        ([], "unknown"),
+        (None, "unknown"),
+    ],
+)
+def test_a_node_is_in_one_state(state: Any, word: str) -> None:
+    assert metrics.state_of(metrics.words(state)) == word
+
+
+def test_nodes_and_their_gpus(registry: CollectorRegistry) -> None:
+    assert registry.get_sample_value("slurm_nodes", {"state": "mixed"}) == 1
+    assert registry.get_sample_value("slurm_nodes", {"state": "drained"}) == 1
+    assert registry.get_sample_value("slurm_nodes", {"state": "down"}) == 1
+    assert registry.get_sample_value("slurm_node_gpus", {"slurm_node": "g1", "type": "h100"}) == 8
+    assert registry.get_sample_value("slurm_node_gpus_allocated", {"slurm_node": "g1", "type": "h100"}) == 5
+    assert registry.get_sample_value("slurm_node_gpus_allocated", {"slurm_node": "g3", "type": ""}) == 0
+    assert registry.get_sample_value("slurm_node_maintenance", {"slurm_node": "g2"}) == 1
+    assert registry.get_sample_value("slurm_node_maintenance", {"slurm_node": "g3"}) == 0
+
+
+def test_jobs_and_what_they_have_and_want(registry: CollectorRegistry) -> None:
+    running = {"state": "running", "account": "ml", "partition": "train"}
+    assert registry.get_sample_value("slurm_jobs", running) == 1
+    assert registry.get_sample_value("slurm_jobs_gpus", running) == 5, "typed and untyped are the same GPUs"
+    assert registry.get_sample_value("slurm_jobs_gpus", {**running, "state": "pending"}) == 2
+    assert (registry.get_sample_value("slurm_longest_wait_seconds") or 0) > 1e6
+
+
+def test_the_scheduler_and_fair_share(registry: CollectorRegistry) -> None:
+    assert registry.get_sample_value("slurm_schedule_cycle_last_microseconds") == 250
+    assert registry.get_sample_value("slurm_backfill_cycle_mean_microseconds") is None, "it was not set"
+    assert registry.get_sample_value("slurm_effective_usage", {"account": "ml", "user": "ada"}) == 0.75
+    assert registry.get_sample_value("slurm_database_clusters") == 1
+
+
+@pytest.mark.parametrize("text", ["", "slurm_load_jobs error", "[]", "{}", '{"nodes": 1, "jobs": [2]}'])
+def test_a_source_that_answers_nonsense_is_named_and_the_others_go_on(text: str) -> None:
+    def broken(command: Sequence[str]) -> str:
+        return text if tuple(command) in (metrics.NODES, metrics.JOBS) else answer(command)
+
+    registry, failures = metrics.collect(broken)
+    assert failures.keys() == {"nodes", "jobs"}
+    assert registry.get_sample_value("slurm_source_up", {"source": "nodes"}) == 0
+    assert registry.get_sample_value("slurm_source_up", {"source": "statistics"}) == 1
+    assert registry.get_sample_value("slurm_nodes", {"state": "idle"}) is None
+    assert registry.get_sample_value("slurm_controller_threads") == 3
+
+
+def test_a_program_that_is_missing_fails_or_hangs_is_unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "DEADLINE", 0.2)
+    with pytest.raises(metrics.Unreadable, match="No such file"):
+        metrics.ask(["/nowhere/sinfo"])
+    with pytest.raises(metrics.Unreadable, match="out of order"):
+        metrics.ask(["sh", "-c", "echo out of order >&2; exit 1"])
+    with pytest.raises(metrics.Unreadable, match="no answer in"):
+        metrics.ask(["sleep", "5"])
+
+
+def make_site(tmp_path: Path, **monitoring: Any) -> Site:
+    document: dict[str, Any] = {
+        "cluster": "tiny",
+        "groups": {
+            "head": {"hosts": "h1", "addresses": "192.0.2.1", "roles": ["head", "monitor"]},
+            "gpu": {
+                "hosts": "g1",
+                "addresses": "192.0.2.11",
+                "roles": ["worker"],
+                "gpu": {"model": "h100-sxm", "count": 8},
+            },
+        },
+        "monitoring": monitoring,
+    }
+    return Site.from_file(SiteFile.model_validate(document), tmp_path / "tiny.yml")
+
+
+def test_an_exporter_that_is_not_named_is_no_target(tmp_path: Path) -> None:
+    assert {scrape.job for scrape in scrapes(make_site(tmp_path))} == {"node", "prometheus", "alertmanager"}
+    named = make_site(tmp_path, dcgm={}, ipmi={})
+    assert {scrape.job for scrape in scrapes(named)} >= {"dcgm", "ipmi"}
+    assert not make_site(tmp_path).enabled("slurm_exporter"), "there is no Slurm here"
+
+
+def test_dcgm_is_asked_for_what_the_model_can_tell(tmp_path: Path) -> None:
+    site = make_site(tmp_path, dcgm={})
+    asked = dcgm.DcgmExporterSettings()
+    assert "DCGM_FI_PROF_SM_ACTIVE" in dcgm.fields(site.nodes["g1"], asked)
+    assert "DCGM_FI_PROF_SM_ACTIVE" not in dcgm.fields(
+        site.nodes["g1"], dcgm.DcgmExporterSettings(profiling=False)
+    )
+    assert all(line.count(", ") == 2 for line in dcgm.fields_csv(site.nodes["g1"], asked).splitlines())
+    dropin = dcgm.dropin("/usr/bin/dcgm-exporter", "nvidia-dcgm-exporter", site.nodes["g1"])
+    assert "--address 192.0.2.11:9400" in dropin
+
+
+def test_fields_that_dcgm_leaves_out_are_named() -> None:
+    text = '# HELP x\nDCGM_FI_DEV_FB_USED{gpu="0"} 5\n'
+    assert dcgm_checks.missing_fields(text, ["DCGM_FI_DEV_FB_USED", "DCGM_FI_PROF_SM_ACTIVE"]) == [
+        "DCGM_FI_PROF_SM_ACTIVE"
+    ]
+
+
+def test_the_ipmi_exporter_asks_the_bmc_as_root(tmp_path: Path) -> None:
+    dropin = ipmi.dropin("/bin/e", "prometheus-ipmi-exporter", make_site(tmp_path).head)
+    assert dropin.endswith("User=root\n")
+    assert "--web.listen-address=192.0.2.1:9290" in dropin
