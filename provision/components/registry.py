@@ -30,6 +30,7 @@ COMPONENTS: dict[str, str] = {
     "slurm_exporter": "monitoring",
     "dcgm_exporter": "monitoring",
     "ipmi_exporter": "monitoring",
+    "grafana": "monitoring",
     "logs": "monitoring",
 }
 STAGES = (

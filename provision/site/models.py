@@ -191,6 +191,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "slurm_exporter": ("monitoring", "slurm"),
     "dcgm_exporter": ("monitoring", "dcgm"),
     "ipmi_exporter": ("monitoring", "ipmi"),
+    "grafana": ("monitoring", "grafana"),
     "logs": ("logs",),
 }
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from provision.components.dcgm_exporter.settings import DcgmExporterSettings
+from provision.components.grafana.settings import GrafanaSettings
 from provision.components.ipmi_exporter.settings import IpmiExporterSettings
 from provision.components.slurm_exporter.settings import SlurmExporterSettings
 from provision.site.base import Settings, matches
@@ -80,3 +81,4 @@ class MonitoringSettings(Settings):
     slurm: SlurmExporterSettings = SlurmExporterSettings()
     dcgm: DcgmExporterSettings | None = None
     ipmi: IpmiExporterSettings | None = None
+    grafana: GrafanaSettings | None = None

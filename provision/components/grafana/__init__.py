@@ -1,0 +1,1 @@
+"""grafana: dashboards of the cluster, provisioned as files."""
