@@ -40,7 +40,9 @@ def expression(expr: str) -> str:
 def test_every_expression_has_an_answer(
     admitted: Admitted, ask: Callable[[str, dict[str, str]], list[dict[str, Any]]], tmp_path: Path
 ) -> None:
-    queries = [(page, panel, expr) for page in DASHBOARDS for panel in page.panels for expr, _ in panel.queries]
+    queries = [
+        (page, panel, expr) for page in DASHBOARDS for panel in page.panels for expr, _ in panel.queries
+    ]
     deadline = time.monotonic() + 400  # rates need some scrapes, the rule's range of 5 minutes has begun
     missing = list(queries)
     while missing:
@@ -56,7 +58,9 @@ def test_every_expression_has_an_answer(
         picture = draw(page, ask)
         picture.savefig(folder / f"{page.uid}.png", dpi=70)
         plt.close(picture)
-    assert {each.name for each in folder.glob("provision-*.png")} == {f"{page.uid}.png" for page in DASHBOARDS}
+    assert {each.name for each in folder.glob("provision-*.png")} == {
+        f"{page.uid}.png" for page in DASHBOARDS
+    }
     admitted.whole = True
 
 
@@ -94,5 +98,7 @@ def words(axis: Any, panel: Panel, ask: Callable[[str, dict[str, str]], list[dic
         for expr, _ in panel.queries
         for series in ask("query", {"query": expression(expr)})
     ]
-    axis.text(0.5, 0.5, "\n".join(lines[:12]), ha="center", va="center", fontsize=16 if len(lines) == 1 else 7)
+    axis.text(
+        0.5, 0.5, "\n".join(lines[:12]), ha="center", va="center", fontsize=16 if len(lines) == 1 else 7
+    )
     axis.set_axis_off()
