@@ -49,6 +49,7 @@ ANSWERS = {
     metrics.STATISTICS: json.dumps(STATISTICS),
     metrics.SHARES: "root||1.000000|0.000000|\nml|ada|0.250000|0.750000|0.5\n",
     metrics.DATABASE: "lab\n",
+    metrics.ACCEPTANCE: json.dumps({"g1": {"state": "admitted", "since": "2026-03-01T12:00:00Z"}}),
 }
 
 
@@ -132,6 +133,13 @@ def test_the_scheduler_and_fair_share(registry: CollectorRegistry) -> None:
     assert registry.get_sample_value("slurm_backfill_cycle_mean_microseconds") is None, "it was not set"
     assert registry.get_sample_value("slurm_effective_usage", {"account": "ml", "user": "ada"}) == 0.75
     assert registry.get_sample_value("slurm_database_clusters") == 1
+
+
+def test_how_far_nodes_have_come(registry: CollectorRegistry) -> None:
+    assert registry.get_sample_value("provision_acceptance", {"slurm_node": "g1", "state": "admitted"}) == 1
+    metrics.acceptance_metrics(CollectorRegistry(), "")  # before the first bring-up
+    with pytest.raises(metrics.Unreadable, match="no state of g1"):
+        metrics.acceptance_metrics(CollectorRegistry(), '{"g1": "admitted"}')
 
 
 @pytest.mark.parametrize("text", ["", "slurm_load_jobs error", "[]", "{}", '{"nodes": 1, "jobs": [2]}'])

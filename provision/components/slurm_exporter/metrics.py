@@ -25,6 +25,8 @@ JOBS = ("squeue", "--json")
 STATISTICS = ("sdiag", "--json")
 SHARES = ("sshare", "-a", "-P", "-n", "-o", "Account,User,FairShare,EffectvUsage,NormShares")
 DATABASE = ("sacctmgr", "-nP", "show", "cluster", "format=cluster")
+# Not of Slurm's, but of this head's: how far each node has come. There is none before the first bring-up.
+ACCEPTANCE = ("sh", "-c", "f=/var/lib/provision/acceptance.json; [ ! -e $f ] || cat $f")
 MAINTENANCE = "provision: maintenance"  # the reason of nodes that this tool works on
 
 _GRES = re.compile(r"gpu(?:[:/](?P<kind>[^:=,()]+|\(null\)))?[:=](?P<count>\d+)(?:\([^)]*\))?(?=,|$)")
@@ -221,12 +223,24 @@ def database_metrics(registry: CollectorRegistry, text: str) -> None:
     gauge(registry, "slurm_database_clusters", "Clusters in accounting", [], {(): len(text.split())})
 
 
+def acceptance_metrics(registry: CollectorRegistry, text: str) -> None:
+    """How far each node has come on its way to work, 1 for the state that it is in."""
+    known = parsed(text) if text.strip() else {}
+    states: dict[tuple[str, str], float] = {}
+    for name, entry in known.items():
+        if not isinstance(entry, dict) or not isinstance(entry.get("state"), str):
+            raise Unreadable(f"no state of {name} in the answer")
+        states[(name, entry["state"])] = 1
+    gauge(registry, "provision_acceptance", "How far a node has come", ["slurm_node", "state"], states)
+
+
 SOURCES = (
     ("nodes", NODES, node_metrics),
     ("jobs", JOBS, job_metrics),
     ("statistics", STATISTICS, statistic_metrics),
     ("shares", SHARES, share_metrics),
     ("database", DATABASE, database_metrics),
+    ("acceptance", ACCEPTANCE, acceptance_metrics),
 )
 
 
