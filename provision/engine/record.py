@@ -45,7 +45,7 @@ class Recorder:
     stopping: Callable[[], bool] = lambda: False
     component: str = ""
     step: str = ""
-    changed: int = 0
+    changes: list[str] = field(default_factory=list)  # titles of what was changed (in a plan: would be)
     written: set[str] = field(default_factory=set)  # files changed (in a plan: that would be) in this run
     owned: dict[str, Owned] = field(default_factory=dict)
     diff: str | None = None  # set by the operation that is running
@@ -70,9 +70,13 @@ class Recorder:
             self._tell("failed", detail=str(error))
             raise
 
+    @property
+    def changed(self) -> int:
+        return len(self.changes)
+
     def finish(self, changed: bool) -> None:
         if changed:
-            self.changed += 1
+            self.changes.append(f"{self.step}: {self._title}")
         self._tell("later" if self.later else "changed" if changed else "same", diff=self.diff)
 
     def skip(self, title: str, reason: str) -> None:

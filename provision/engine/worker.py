@@ -30,7 +30,7 @@ from pyinfra.api.state import StateStage  # noqa: E402
 from pyinfra.context import ctx_host, ctx_state  # noqa: E402
 
 from provision.components import registry  # noqa: E402
-from provision.engine import headstate, preflight, reboot  # noqa: E402
+from provision.engine import audit, headstate, preflight, reboot  # noqa: E402
 from provision.engine.board import Blocked, Board, Done, Hooked, LateSecrets  # noqa: E402
 from provision.engine.connector import NodeConnector  # noqa: E402
 from provision.engine.deploy import Context, Step  # noqa: E402
@@ -253,6 +253,8 @@ class Worker:
             self.board.await_seen(n for n in job.all_nodes if self._hardware_unknown(n))
             return self._steps(host, recorder, facts)
         finally:
+            if not job.forecast and conn.shell.alive:
+                audit.write(conn.shell, "apply", job.run, job.holder, recorder.changes)
             if job.with_secrets and name == job.site.head.name and conn.shell.alive:
                 self._lease = conn.shell
             else:

@@ -41,7 +41,9 @@ def told(admitted: Admitted, tmp_path: Path) -> Iterator[Told]:
     )
     assert found == 1
     site.write_text(changed)
-    admitted.on(HEAD, f"cat >/run/hook.py <<'EOF'\n{RECEIVER}EOF\nsystemd-run -q --unit=hook python3 /run/hook.py")
+    admitted.on(
+        HEAD, f"cat >/run/hook.py <<'EOF'\n{RECEIVER}EOF\nsystemd-run -q --unit=hook python3 /run/hook.py"
+    )
     applied = provision("apply", str(site), "--component", "prometheus")
     assert applied.rc == 0, bad(applied)
 

@@ -63,6 +63,17 @@ def test_lines_of_all_nodes_are_found_by_node_unit_time_and_text(cluster: Cluste
     assert messages("--unit", SPEAKER, "--until", "-1h", "--grep", "here is") == []
 
 
+def test_what_this_tool_did_is_in_the_nodes_own_journal(cluster: Cluster) -> None:
+    cluster.must(WORKER, "chmod 600 /etc/systemd/journal-upload.conf.d/provision.conf")
+    assert set(changed(cluster.apply())) == {WORKER}
+    told = cluster.must(WORKER, "journalctl -t provision -o cat -n 2 --no-pager").splitlines()
+    assert [line.rpartition(": ")[2] for line in told] == [
+        "1 changes",
+        "file /etc/systemd/journal-upload.conf.d/provision.conf",
+    ]
+    assert all(line.startswith("apply ") and " by " in line for line in told)
+
+
 def test_nothing_is_lost_while_the_collector_is_away(cluster: Cluster) -> None:
     cluster.must(HEAD, f"systemctl stop {GATE}")
     try:
