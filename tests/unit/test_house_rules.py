@@ -221,10 +221,14 @@ def imports(tree: Iterator[ast.AST]) -> Iterator[str]:
             yield node.module.partition(".")[0]
 
 
+def normal(distribution: str) -> str:
+    return distribution.lower().replace("_", "-")
+
+
 def test_what_is_imported_is_a_declared_dependency() -> None:
-    """Not only what another dependency happens to bring along. torch is among the nodes' packages alone."""
+    """Not only what another dependency happens to bring along. What runs on nodes finds torch and prometheus_client among their packages."""
     declared = {
-        re.split(r"[^\w-]", each)[0].lower()
+        normal(re.split(r"[^\w-]", each)[0])
         for each in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     }
     of_package = {**packages_distributions(), "pydantic_core": ["pydantic"]}
@@ -233,7 +237,7 @@ def test_what_is_imported_is_a_declared_dependency() -> None:
         for path, text in tracked().items()
         if re.match(r"provision/.*\.py$", path)
         for name in imports(iter(syntax(text)))
-        if name not in {*sys.stdlib_module_names, "provision", "torch"}
-        and not declared & {distribution.lower() for distribution in of_package.get(name, [])}
+        if name not in {*sys.stdlib_module_names, "provision", "torch", "prometheus_client"}
+        and not declared & {normal(distribution) for distribution in of_package.get(name, [])}
     }
     assert not undeclared
