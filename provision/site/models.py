@@ -18,10 +18,9 @@ from pydantic import Field, field_validator, model_validator
 
 from provision.burnin.settings import BurninSettings
 from provision.components.base.settings import BaseSettings
-from provision.components.containers.settings import ContainersSettings
-from provision.components.fabric.settings import FabricSettings
 from provision.components.certificates.settings import CertificatesSettings
 from provision.components.containers.settings import ContainersSettings
+from provision.components.fabric.settings import FabricSettings
 from provision.components.firewall.settings import FirewallSettings
 from provision.components.health.settings import HealthSettings
 from provision.components.logs.settings import LogsSettings

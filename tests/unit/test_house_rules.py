@@ -226,7 +226,10 @@ def normal(distribution: str) -> str:
 
 
 def test_what_is_imported_is_a_declared_dependency() -> None:
-    """Not only what another dependency happens to bring along. What runs on nodes finds torch and prometheus_client among their packages."""
+    """Not only what another dependency happens to bring along.
+
+    What runs on nodes finds torch and prometheus_client among their packages.
+    """
     declared = {
         normal(re.split(r"[^\w-]", each)[0])
         for each in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
