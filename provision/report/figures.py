@@ -108,8 +108,8 @@ def _training(result: Mapping[str, Any]) -> Table:
     products = [row["tflops"] for row in result.get("compute") or [] if row.get("dtype") == "bfloat16"]
     rows = [
         (
-            printable(run["strategy"]),
-            f"{run['parameters'] / 1e9:.3g} G",
+            printable(strategy(run)),
+            _count(run["parameters"]),
             f"{run['tokens_per_second']:.0f}",
             f"{run['tflops_per_gpu']:.4g}",
             f"{run['tflops_per_gpu'] / min(products):.2f}" if products else "-",
@@ -119,6 +119,19 @@ def _training(result: Mapping[str, Any]) -> Table:
     ]
     columns = ("strategy", "parameters", "tokens/s", "TFLOP/s a GPU", "of bf16 products", "seconds a step")
     return Table("Training", columns, tuple(rows))
+
+
+def _count(number: float) -> str:
+    """3487000000 as "3.49 G"."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:g}"
+
+
+def strategy(run: Mapping[str, Any]) -> str:
+    """How a training run was spread, and whether it computed its activations twice."""
+    return f"{run['strategy']}, recomputing" if run.get("activation_checkpointing") else str(run["strategy"])
 
 
 def _skipped(result: Mapping[str, Any]) -> Table:

@@ -14,6 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from provision.report.figures import strategy
+
 _INK = "#010203"  # stands for the page's text colour until the SVG is written
 # Okabe and Ito's colours without black and yellow: told apart by colour-blind readers, on white and on black.
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7")
@@ -31,6 +33,8 @@ _MATRIX = {
 _COPIES = {
     ("device_copy", None): "device copy",
     ("triad", None): "triad",
+    ("host_to_device", None): "host to device",
+    ("device_to_host", None): "device to host",
     ("host_to_device", "near"): "host to device, near",
     ("device_to_host", "near"): "device to host, near",
     ("host_to_device", "far"): "host to device, far",
@@ -188,7 +192,9 @@ def _heat(result: Mapping[str, Any]) -> str | None:
 
     def fill(axes: Axes) -> None:
         colours = mpl.colormaps["viridis"].resampled(20)  # few levels: the scale stays vector graphics
-        mesh = axes.pcolormesh(cells, cmap=colours, edgecolors="none")
+        rates = [pair["gbs"] for pair in pairs]
+        low = min(*rates, 0.8 * max(rates))  # pairs that differ by a percent are one colour
+        mesh = axes.pcolormesh(cells, cmap=colours, vmin=low, vmax=max(rates), edgecolors="none")
         axes.set_xticks([column + 0.5 for column in range(len(columns))], columns)
         axes.set_yticks([row + 0.5 for row in range(len(rows))], rows)
         if len(columns) > 16:
@@ -368,7 +374,7 @@ def _steps(runs: Sequence[Mapping[str, Any]]) -> str | None:
                 marker=_MARKERS[number % len(_MARKERS)],
                 markersize=3,
                 linewidth=1,
-                label=run["strategy"],
+                label=strategy(run),
             )
         axes.set_ylim(bottom=0)
         axes.set_xlabel("step")

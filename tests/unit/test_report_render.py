@@ -7,6 +7,7 @@ import json
 import re
 from datetime import UTC, datetime
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -434,6 +435,17 @@ class TestPlots:
             "GPUs over time",
             "Training loss",
             "Training steps by strategy",
+        ]
+
+    def test_a_recorded_run_has_all_of_them(self) -> None:
+        recorded = Path(__file__).parents[1] / "gpu" / "recorded" / "h200-x2-standard.json"
+        result = json.loads(recorded.read_text())
+        assert len(plots({"burnin": result})) == 7
+        assert [table.title for table in figures({"burnin": result})] == [
+            "Each node, slowest to fastest rank",
+            "Collectives, all ranks",
+            "Training",
+            "Not measured",
         ]
 
     def test_no_picture_needs_another_file(self) -> None:

@@ -299,7 +299,8 @@ def _each_node(
         check = CHECKS[name]
         if result.device == "cpu":
             if name == REQUIRED:
-                yield found(Verdict.SKIP, check, [node], read=slowest.text, why="CPU run: no limit")
+                read = f"{slowest.value:.4g} TFLOP/s on {slowest.subject}"
+                yield found(Verdict.SKIP, check, [node], read=read, why="CPU run: no limit")
             continue
         if name not in limited:
             continue  # the fleet alone
