@@ -230,7 +230,21 @@ def settle(judgement: Judgement, conclusion: Conclusion) -> Judgement:
         for name in _names(finding.subject):
             about.setdefault(name, []).append(finding)
     nodes = {name: _node(before, about[name]) for name, before in judgement.nodes.items()}
-    return Judgement(worst(node.verdict for node in nodes.values()), nodes, findings)
+    paths = [Verdict.FAIL for fault in conclusion.faults if not fault.own]
+    return Judgement(worst([*(node.verdict for node in nodes.values()), *paths]), nodes, findings)
+
+
+def broken_off(judgement: Judgement, error: LaunchError) -> Judgement:
+    """The judgement as it was, and that it could not be found out what makes the nodes slow. Pure."""
+    finding = Finding(
+        verdict=Verdict.UNKNOWN,
+        check="isolation",
+        subject=fold(judgement.nodes),
+        why=f"what makes them slow together could not be looked for: {error}",
+        action=error.advice or "run the burn-in again on these nodes",
+    )
+    verdict = worst([judgement.verdict, Verdict.UNKNOWN])
+    return Judgement(verdict, judgement.nodes, [*judgement.findings, finding])
 
 
 def _shared(finding: Finding, own: set[str], conclusion: Conclusion) -> list[Finding]:

@@ -263,7 +263,7 @@ class _Burnin:
             parts.append(judgement)
         nodes = {name: part.nodes[name] for name in expected for part in parts if name in part.nodes}
         findings = [finding for part in parts for finding in part.findings]
-        return Judgement(worst(node.verdict for node in nodes.values()), nodes, findings)
+        return Judgement(worst(part.verdict for part in parts if part.nodes), nodes, findings)
 
     def _isolate(
         self,
@@ -274,14 +274,19 @@ class _Burnin:
     ) -> Judgement:
         """Find what makes the nodes of a run slow together, still behind the reservation."""
         names = list(judgement.nodes)
-        partition = self.launcher.partition(names)
 
         def run(experiments: Sequence[Experiment]) -> list[Measurement]:
             jobs = [(each, self._experiment(each, reservation, partition)) for each in experiments]
             return isolate.run_round(self.launcher, jobs, self.options.wait + 60 * EXPERIMENT_MINUTES, _read)
 
-        switches = self.launcher.leaf_switches(names)
-        conclusion = isolate.find(result, used, switches, run, self.launcher.progress)
+        try:
+            partition = self.launcher.partition(names)
+            switches = self.launcher.leaf_switches(names)
+            conclusion = isolate.find(result, used, switches, run, self.launcher.progress)
+        except StillRunning:
+            raise
+        except LaunchError as error:
+            return isolate.broken_off(judgement, error)
         self.details.setdefault("isolation", isolate.told(conclusion))
         return isolate.settle(judgement, conclusion)
 

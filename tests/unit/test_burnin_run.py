@@ -15,6 +15,7 @@ from provision.engine.remote import Output
 from provision.report.model import NodeResult, Verdict
 from provision.site.models import Site, SiteFile
 from tests.unit.test_burnin_judge import document
+from tests.unit.test_burnin_judge_speed import transports
 
 AWAITING = "provision: awaiting acceptance"
 
@@ -32,6 +33,7 @@ class Head:
         self.job_state = job_state
         self.scripts: list[str] = []
         self.asked: list[str] = []
+        self.refuse_after: int | None = None  # jobs
 
     def __call__(self, command: str, stdin: bytes | None = None, timeout: float = 0) -> Output:
         self.asked.append(command)
@@ -43,6 +45,7 @@ class Head:
             (r"scontrol update nodename=(\S+) state=resume", self._resume),
             (r"scontrol update nodename=(\S+) state=drain reason='(.*)'", self._drain),
             (r"scontrol show node -o", self._partitions),
+            (r"scontrol show topology", lambda: "SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=n[1-2]\n"),
             (r"sbatch --parsable", lambda: self._submit(stdin)),
             (r"scancel (\d+)", self._cancel),
             (r"squeue -h -R (\S+)", lambda name: "\n".join(f"{n} RUNNING" for n in self.jobs if name)),
@@ -101,8 +104,10 @@ class Head:
     def _partitions(self) -> str:
         return "".join(f"NodeName={name} Partitions=all\n" for name in self.reasons)
 
-    def _submit(self, script: bytes | None) -> str:
+    def _submit(self, script: bytes | None) -> str | None:
         assert script is not None
+        if len(self.scripts) == self.refuse_after:
+            return None
         self.scripts.append(script.decode())
         self.jobs["7"] = self.job_state
         return "7\n"
@@ -215,6 +220,51 @@ def test_a_burn_in_that_still_runs_is_not_disturbed(site: Site):
     assert "another burn-in runs on n[1-2]: job 5" in str(result.nodes["n1"].reason)
     assert head.scripts == []
     assert head.reserved == {"provision-burnin-old": ["n1", "n2"]}
+
+
+SLOW = json.dumps(
+    document(
+        "NVIDIA H200",
+        1,
+        2,
+        transports=transports(2, devices=["mlx5_0:1/IB", "mlx5_1:1/IB"], nvls=False),
+        environment={"NCCL_NVLS_ENABLE": "0"},
+    )
+)  # 352 GB/s
+
+
+def with_gpus(site: Site) -> Site:
+    text = site.file.model_dump(exclude_unset=True)
+    text["groups"]["gpu"]["gpu"] = {"model": "h200-sxm", "count": 1}
+    text["burnin"] = {"limits": {"all_reduce_busbw_gbs": 400.0}}
+    return Site.from_file(SiteFile.model_validate(text), site.path)
+
+
+def test_slow_nodes_are_looked_at_one_rail_after_the_other_behind_the_same_reservation(site: Site):
+    head = Head(drained(), SLOW)
+    result = burn_in(with_gpus(site), head, admit=True)
+    assert [re.findall(r"env (\S+) ", script) for script in head.scripts] == [
+        [],
+        ["NCCL_IB_HCA==mlx5_0"],
+        ["NCCL_IB_HCA==mlx5_1"],
+    ]
+    assert len({re.findall(r"--reservation=(\S+)", script)[0] for script in head.scripts}) == 1
+    assert result.verdict is Verdict.FAIL  # both rails are as fast as each other: nothing stands out
+    assert result.details["isolation"]["faults"] == []
+    assert "352.0 GB/s, expected at least 400.0" in result.details["isolation"]["unexplained"]
+    assert all(str(reason).startswith("provision: burn-in failed") for reason in head.reasons.values())
+    assert head.reserved == {}
+
+
+def test_an_isolation_that_cannot_be_run_leaves_the_judgement_as_it_was(site: Site):
+    head = Head(drained(), SLOW)
+    head.refuse_after = 1
+    result = burn_in(with_gpus(site), head, admit=True)
+    assert {node.verdict for node in result.nodes.values()} == {Verdict.FAIL}
+    (finding,) = [finding for finding in result.findings if finding.check == "isolation"]
+    assert finding.verdict is Verdict.UNKNOWN
+    assert "sbatch refused" in str(finding.why)
+    assert head.reserved == {}
 
 
 @pytest.mark.parametrize(
