@@ -40,7 +40,7 @@ Before=slurmd.service
 [Service]
 Type=oneshot
 RemainAfterExit=yes
-ExecStart={gpus.DEVICES}
+ExecStart={gpus.DEVICES} boot
 # the simulated library comes before the real one that a package may bring
 ExecStart=/sbin/ldconfig
 
@@ -103,7 +103,8 @@ def shared_files(limits: Sequence[Limit], hybrid: bool) -> dict[str, File]:
         "etc/systemd/system/chrony.service.d/zz-lab.conf": File(_CHRONY),
         "etc/systemd/system/lab-devices.service": File(_DEVICES_UNIT),
         "etc/systemd/system/slurmd.service.d/zz-lab.conf": File(_SLURMD + preload),
-        gpus.DEVICES.lstrip("/"): File((_HERE / "nvml/devices.py").read_text(), 0o755),
+        gpus.DEVICES.lstrip("/"): File(gpus.program("devices"), 0o755),
+        **{path.lstrip("/"): File(text) for path, text in gpus.programs().items()},
         KERNEL_MESSAGES.lstrip("/"): File(""),
     }
 
@@ -174,7 +175,8 @@ def gpu_files(node: Node) -> dict[str, File]:
     """What the node's simulated GPUs answer; a node without any has no driver either."""
     if not node.gpus:
         return {}
-    return {gpus.STATE.lstrip("/"): File(gpus.state(node.name, node.model, node.gpus, os.cpu_count() or 1))}
+    state = gpus.state(node.name, node.model, node.gpus, os.cpu_count() or 1)
+    return {gpus.STATE.lstrip("/"): File(state), gpus.SMI.lstrip("/"): File(gpus.program("smi"), 0o755)}
 
 
 def node_files(

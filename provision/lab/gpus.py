@@ -15,8 +15,10 @@ from provision.lab.command import InputError
 from provision.profiles.gpu import GpuProfile, gpu_model
 
 STATE = "/var/lib/lab-gpu/state"
+FOLDER = "/usr/local/lib/lab"
 DEVICES = "/usr/local/sbin/lab-devices"
-LIBRARY = "/usr/local/lib/lab/nvml/libnvidia-ml.so.1"
+SMI = "/usr/local/bin/nvidia-smi"  # before one that a package brings
+LIBRARY = f"{FOLDER}/nvml/libnvidia-ml.so.1"
 DRIVER, NVML, CUDA = "550.163.01", "12.550.163.01", 12040  # what Debian 13 has
 _HERE = Path(__file__).parent / "nvml"
 _CLOCKS = range(4)  # graphics, SM, memory, video
@@ -114,6 +116,19 @@ def _of_gpu(node: str, gpu: int) -> Iterator[tuple[str, Any]]:
     yield "minor", gpu
     yield "board_id", bus(gpu) << 8
     yield "pci.bus_id", f"00000000:{bus(gpu):02X}:00.0"
+
+
+def programs() -> dict[str, str]:
+    """The Python files of the programs on a node: path -> text."""
+    return {
+        f"{FOLDER}/provision/lab/nvml/{name}": (_HERE / name).read_text()
+        for name in ("__init__.py", "devices.py", "smi.py")
+    }
+
+
+def program(module: str) -> str:
+    """The text of a command that runs one of them."""
+    return f'#!/bin/sh\nPYTHONPATH={FOLDER} exec python3 -m provision.lab.nvml.{module} "$@"\n'
 
 
 @dataclass(frozen=True)

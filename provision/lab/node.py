@@ -59,7 +59,8 @@ def make(paths: Paths, node: Node, lowers: Sequence[Path], sources: str, unique:
 def set_gpus(paths: Paths, node: Node, lowers: Sequence[Path]) -> None:
     """Give a node that is off its GPUs, whole ones."""
     upper = paths.node(node.name) / "upper"
-    (upper / gpus.STATE.lstrip("/")).unlink(missing_ok=True)
+    for path in (gpus.STATE, gpus.SMI):
+        (upper / path.lstrip("/")).unlink(missing_ok=True)
     files.place(upper, lowers, files.gpu_files(node))
 
 

@@ -47,6 +47,7 @@ OF_GPU: dict[str, list[tuple[Any, ...]]] = {
             *("UtilizationRates", "RowRemapperHistogram", "RemappedRows", "MarginTemperature"),
             *("SupportedMemoryClocks", "ComputeRunningProcesses", "GraphicsRunningProcesses"),
             *("MPSComputeRunningProcesses", "GpuInstanceId", "ComputeInstanceId", "Attributes"),
+            "RepairStatus",
         )
     },
     "nvmlDeviceValidateInforom": [()],

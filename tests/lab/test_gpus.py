@@ -8,7 +8,11 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from provision.components.nvidia.exports import modes_script
+from provision.components.nvidia.settings import NvidiaSettings
+from provision.engine.remote import Output
 from provision.lab import InputError, Lab, gpus
+from provision.site.models import Access, Gpu, Node
 
 WORKER = "lab-gpu-1"
 NAMES = """
@@ -58,6 +62,7 @@ def test_bindings_kernel_and_slurm_see_the_same_gpus(worker: Lab) -> None:
     assert files == [f"nvidia{minor}" for minor in range(4)]
     assert functions == [f"0000:{gpus.bus(gpu):02x}:00.0" for gpu in range(4)]
     assert gpus.DRIVER in worker.inside(WORKER, "cat /proc/driver/nvidia/version")
+    assert len(worker.inside(WORKER, "nvidia-smi -L").splitlines()) == 4
     installed = worker.run(
         WORKER,
         "apt-get update && apt-get install -y --no-install-recommends slurm-wlm-nvml-plugin",
@@ -65,6 +70,38 @@ def test_bindings_kernel_and_slurm_see_the_same_gpus(worker: Lab) -> None:
     )
     assert installed.returncode == 0, installed.stderr
     assert "Gres=gpu:nvidia_h100_80gb_hbm3:4" in worker.inside(WORKER, "timeout 20 slurmd -C")
+
+
+def test_the_modes_of_the_site_file_are_set_by_nvidia_smi_and_hold(worker: Lab) -> None:
+    """The program that the nvidia component puts on nodes: asserts first, changes a free GPU alone, ECC at a reboot."""
+    settings = NvidiaSettings(
+        mig={"1": {"3g.40gb": 2}}, compute_mode="exclusive-process", power_limit=500, ecc=False
+    )
+    node = Node(WORKER, "gpu", frozenset({"worker"}), Access(), gpu=Gpu(model="h100-sxm", count=4))
+    script = modes_script(node, settings)
+
+    def modes(what: str) -> Output:
+        found = worker.run(WORKER, f"cat >/run/modes && sh /run/modes {what}", stdin=script, timeout=120)
+        return Output(found.returncode, found.stdout, found.stderr)
+
+    before = modes("check")
+    assert before.rc == 1
+    assert "GPU 1: mig: -, not 3g.40gb,3g.40gb" in before.stderr
+    worker.fault("gpu-process", WORKER, gpu=3)
+    busy = modes("apply")
+    assert busy.rc == 1
+    assert "GPU 3: in use by process 4242, not changed" in busy.stderr
+    worker.fault("gpu-process", WORKER, undo=True)
+    assert modes("apply").rc == 0
+    assert "ecc: Enabled, not Disabled" in modes("check").stderr  # until the node has rebooted
+    worker.power_off(WORKER)
+    worker.start(WORKER)
+    assert modes("check").rc == 0, modes("check")
+    assert "gpu:nvidia_h100_80gb_hbm3_3g.40gb:2" in worker.inside(WORKER, "timeout 20 slurmd -C")
+    worker.up(gpus=4, model="h200-sxm")  # other GPUs, as they come
+    worker.up(gpus=4, model="h100-sxm")
+    give_bindings(worker)
+    assert modes("check").rc == 1
 
 
 def test_slurm_finds_the_slices_of_a_gpu(worker: Lab) -> None:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pynvml
 import pytest
 
+from provision.hardware import smi as hardware
 from provision.lab import files, gpus
 from provision.lab.command import InputError
 from provision.lab.faults import FAULTS
+from provision.lab.nvml import devices
+from provision.lab.nvml import smi as program
 from provision.profiles.gpu import gpu_model
 from tests.gpu import nvml_answers
 
@@ -232,17 +233,7 @@ def test_every_fault_is_one_of_the_labs_with_its_options() -> None:
     assert options["gpu-driver"] == []
 
 
-@pytest.fixture(scope="module")
-def devices() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("devices", SOURCE / "devices.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_node_has_a_pci_function_for_each_gpu_that_is_there(devices: ModuleType, tmp_path: Path) -> None:
+def test_the_node_has_a_pci_function_for_each_gpu_that_is_there(tmp_path: Path) -> None:
     path = tmp_path / "state"
     path.write_text(gpus.state(NODE, "h100-sxm", 2, cpus=4))
     lines = devices.read(path)
@@ -257,7 +248,7 @@ def test_the_node_has_a_pci_function_for_each_gpu_that_is_there(devices: ModuleT
     assert devices.read(tmp_path / "none") == []
 
 
-def test_the_slices_of_a_gpu_have_capabilities(devices: ModuleType, tmp_path: Path) -> None:
+def test_the_slices_of_a_gpu_have_capabilities(tmp_path: Path) -> None:
     path = tmp_path / "state"
     path.write_text(gpus.state(NODE, "h100-sxm", 2, cpus=4))
     fault(path, "gpu-mig", gpu=1)
@@ -269,3 +260,90 @@ def test_the_slices_of_a_gpu_have_capabilities(devices: ModuleType, tmp_path: Pa
         "gpu1/gi2/access",
         "gpu1/gi2/ci0/access",
     ]
+
+
+# ---- nvidia-smi
+
+
+@pytest.fixture
+def smi(simulated: Gpus, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Runs the node's nvidia-smi on the state file; nothing is made in /dev."""
+    monkeypatch.setattr(devices, "STATE", simulated())
+    monkeypatch.setattr(devices, "main", lambda words: None)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    return lambda words: program.answer(words.split())
+
+
+def test_what_nvidia_smi_prints_is_read_as_that_of_a_real_one(smi: Callable[[str], str]) -> None:
+    first, second = hardware.parse_q(smi("-q -x")).gpus
+    assert (first.bus, first.product, first.memory) == ("0000:0b:00.0", "NVIDIA H100 80GB HBM3", 81559)
+    assert (first.persistence, first.mig, first.ecc, first.power_limit) == (True, False, True, 700.0)
+    assert [each.uuid for each in hardware.parse_list(smi("-L"))] == [first.uuid, second.uuid]
+    asked = "--query-gpu=index,driver_version,power.limit,fan.speed --format=csv,noheader,nounits"
+    with pytest.raises(program.Refused, match=r'"fan\.speed" is not a valid field') as refused:
+        smi(f"-i 1 {asked}")
+    assert refused.value.status == 2
+    assert smi(f"-i 1 {asked.replace(',fan.speed', '')}") == f"1, {gpus.DRIVER}, 700.00\n"
+
+
+def test_modes_that_are_set_show_in_nvml_and_mend_a_fault(smi: Callable[[str], str]) -> None:
+    fault(devices.STATE, "gpu-power-limit")
+    assert pynvml.nvmlDeviceGetPowerManagementLimit(gpu()) == 350000
+    for words in ("-i 0 -pl 700", "-i 0 -c EXCLUSIVE_PROCESS", "-i 0 -pm 0", "-i 0 -e 0", "-i 0 -e 0"):
+        smi(words)
+    assert pynvml.nvmlDeviceGetPowerManagementLimit(gpu()) == 700000
+    assert pynvml.nvmlDeviceGetComputeMode(gpu()) == pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
+    assert pynvml.nvmlDeviceGetPersistenceMode(gpu()) == 0
+    assert pynvml.nvmlDeviceGetEccMode(gpu()) == [1, 0]  # at the next boot
+    assert devices.STATE.read_text().count("gpu0.ecc.mode_pending = 0 # nvidia-smi") == 1
+    devices.booted(devices.read(devices.STATE))
+    assert pynvml.nvmlDeviceGetEccMode(gpu()) == [0, 0]
+    with pytest.raises(program.Refused, match="is not a valid power limit"):
+        smi("-i 0 -pl 9000")
+
+
+def test_a_gpu_is_divided_and_made_whole(smi: Callable[[str], str]) -> None:
+    with pytest.raises(program.Refused, match="MIG mode is not enabled"):
+        smi("mig -i 1 -cgi 1g.10gb -C")
+    smi("-i 1 -mig 1")
+    smi("mig -i 1 -cgi 3g.40gb,1g.10gb,1g.10gb -C")
+    assert hardware.parse_list(smi("-L"))[1].slices == ("3g.40gb", "1g.10gb", "1g.10gb")
+    uuids = [
+        pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu(1), part))
+        for part in (0, 1, 2)
+    ]
+    assert len(set(uuids)) == 3
+    with pytest.raises(program.Refused, match="Insufficient Resources"):
+        smi("mig -i 1 -cgi 1g.10gb -C")
+    smi("mig -i 1 -dgi")
+    assert hardware.parse_list(smi("-L"))[1].slices == ()
+    with pytest.raises(program.Refused, match="Insufficient Resources"):
+        smi("mig -i 1 -cgi 4g.40gb,4g.40gb -C")
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "why"),
+    [
+        ("gpu-no-driver", 9, "not loaded"),
+        ("gpu-driver", 18, "of different versions"),
+        ("gpu-lost", 255, "GPU 0000:0B:00.0 cannot be opened"),
+    ],
+)
+def test_nvidia_smi_fails_as_the_real_one_does(
+    smi: Callable[[str], str], name: str, status: int, why: str
+) -> None:
+    fault(devices.STATE, name)
+    with pytest.raises(program.Refused) as refused:
+        smi("-q -x")
+    assert refused.value.status == status
+    assert why in str(hardware.cause(str(refused.value)))
+
+
+def test_a_sensor_that_cannot_be_read_is_an_error_in_its_place(smi: Callable[[str], str]) -> None:
+    fault(devices.STATE, "gpu-unreadable", gpu=1)
+    assert smi("-i 1 --query-gpu=name,power.limit --format=csv,noheader") == (
+        "NVIDIA H100 80GB HBM3, [Unknown Error]\n"
+    )
+    assert isinstance(hardware.parse_q(smi("-q -x")).gpus[1].temperature, hardware.Unread)
+    fault(devices.STATE, "gpu-process")
+    assert smi("--query-compute-apps=pid --format=csv,noheader") == "4242\n"

@@ -1,4 +1,3 @@
-#!/usr/bin/python3
 """Makes what the driver of the simulated GPUs would: device files, PCI functions in sysfs, /proc/driver/nvidia.
 
 Run at each boot, and again by faults: a GPU that is not there any more loses its device file and its PCI function.
@@ -11,6 +10,7 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -31,10 +31,14 @@ def read(path: Path) -> list[tuple[str, str]]:
     return [(key.strip(), value.strip()) for key, sign, value in pairs if sign]
 
 
+def answer(lines: list[tuple[str, str]], key: str) -> str | None:
+    """The last line that matches, as nvml.c has it."""
+    return next((text for pattern, text in reversed(lines) if fnmatchcase(key, pattern)), None)
+
+
 def value(lines: list[tuple[str, str]], key: str) -> str | None:
-    """The last line that matches, as nvml.c has it; an error of the driver changes no hardware."""
-    found = (text for pattern, text in reversed(lines) if fnmatchcase(key, pattern))
-    return next((text for text in found if not text.startswith(("!", "@"))), None)
+    """The last line that matches and is no error of the driver: such a one changes no hardware."""
+    return answer([pair for pair in lines if not pair[1].startswith(("!", "@"))], key)
 
 
 def there(lines: list[tuple[str, str]]) -> Iterator[str]:
@@ -74,7 +78,7 @@ def slices(lines: list[tuple[str, str]], gpu: str) -> Iterator[str]:
     """The capabilities of a GPU's slices, as /proc/driver/nvidia-caps/mig-minors names them."""
     minor = value(lines, f"{gpu}.minor")
     for number in range(7):
-        if value(lines, f"{gpu}.mig.{number}.uuid"):
+        if (answer(lines, f"{gpu}.mig.{number}.uuid") or "!").startswith("MIG-"):
             instance = f"gpu{minor}/gi{value(lines, f'{gpu}.mig.{number}.gi')}"
             yield f"{instance}/access"
             yield f"{instance}/ci{value(lines, f'{gpu}.mig.{number}.ci')}/access"
@@ -86,7 +90,21 @@ def put(folder: Path, files: dict[str, str]) -> None:
         (folder / name).write_text(f"{text}\n")
 
 
-def main() -> None:
+def booted(lines: list[tuple[str, str]]) -> None:
+    """What was set to take effect at the next boot does so."""
+    due = {
+        f"{gpu}.{mode}": pending
+        for gpu in there(lines)
+        for mode in ("ecc.mode", "mig.mode")
+        if (pending := answer(lines, f"{gpu}.{mode}_pending")) != answer(lines, f"{gpu}.{mode}")
+    }
+    with STATE.open("a") as file:
+        file.writelines(f"{key} = {pending}\n" for key, pending in due.items())
+
+
+def main(words: list[str]) -> None:
+    if words == ["boot"] and STATE.exists():
+        booted(read(STATE))
     lines = read(STATE)
     gpus = list(there(lines))
     minors = {int(value(lines, f"{gpu}.minor") or 0) for gpu in gpus}
@@ -119,4 +137,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
