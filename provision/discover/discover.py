@@ -122,6 +122,8 @@ def _plain(machine: Machine) -> dict[str, Any]:
     ]
     plain["functions"] = [asdict(function) for function in of_interest]
     plain["driver"] = machine.driver.driver if machine.driver else None
+    plain["slices"] = {each.uuid: each.slices for each in machine.listed if each.slices}
+    del plain["listed"]
     return plain
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from provision.hardware.machine import Machine
 from provision.hardware.pci import gpu_model_name
+from provision.hardware.smi import Topology
 from provision.report.model import Finding, Verdict
 from provision.site.hostlist import fold
 from provision.site.models import Site
@@ -196,6 +197,10 @@ def unlike(site: Site, machines: Mapping[str, Machine]) -> Iterator[Finding]:
 def _compared(members: Mapping[str, Machine]) -> Iterator[tuple[str, dict[str, str]]]:
     read = {name: machine for name, machine in members.items() if "functions" not in machine.unread}
     yield "GPUs", {name: counted(_gpus(machine)) for name, machine in read.items()}
+    links = {name: machine.nvlinks for name, machine in members.items() if machine.nvlinks}
+    yield "NVLinks", {name: _links_up(each) for name, each in links.items()}
+    maps = {name: machine.topology for name, machine in members.items() if machine.topology}
+    yield "topology", {name: _connections(each) for name, each in maps.items()}
     yield "NVSwitches", {name: str(sum(f.is_nvswitch for f in each.functions)) for name, each in read.items()}
     cpus = {name: machine.cpus for name, machine in members.items() if machine.cpus}
     yield "CPUs", {name: f"{each.sockets} x {each.cores} x {each.threads}" for name, each in cpus.items()}
@@ -211,6 +216,22 @@ def _compared(members: Mapping[str, Machine]) -> Iterator[tuple[str, dict[str, s
     yield "adapters", {name: counted(_ports(machine)) for name, machine in ports.items()}
     boards = {name: machine.board for name, machine in members.items() if machine.board}
     yield "firmware", {name: str(board.firmware) for name, board in boards.items()}
+
+
+def _links_up(links: Mapping[int, Sequence[float | None]]) -> str:
+    """ "18 up" where that is so for every GPU, else each of them: "18, 17 up"."""
+    up = [sum(speed is not None for speed in each) for _gpu, each in sorted(links.items())]
+    return f"{', '.join(map(str, up if len(set(up)) > 1 else up[:1]))} up"
+
+
+def _connections(topology: Topology) -> str:
+    """How many pairs are connected in which way: "NV18: 28, PIX: 8, SYS: 32"."""
+    pairs = {
+        (*sorted((one, other)), kind) for one, row in topology.links.items() for other, kind in row.items()
+    }
+    return ", ".join(
+        f"{kind}: {count}" for kind, count in sorted(Counter(kind for *_, kind in pairs).items())
+    )
 
 
 def _ports(machine: Machine) -> list[str]:

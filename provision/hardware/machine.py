@@ -73,6 +73,11 @@ class Machine:
     disks: tuple[Disk, ...] = ()
     board: Board | None = None
     driver: smi.Smi | None = None  # None: there is none yet, or it does not answer
+    listed: tuple[smi.Listed, ...] = ()  # GPUs with their MIG slices, as the driver counts them
+    nvlinks: Mapping[int, tuple[float | None, ...]] = field(
+        default_factory=dict
+    )  # GPU -> GB/s; None: inactive
+    topology: smi.Topology | None = None
     unread: Mapping[str, str] = field(default_factory=dict)  # part -> why
 
     @property
@@ -95,7 +100,7 @@ for n in node[0-9]*; do
   m=$(sed -n 's/.*MemTotal: *\([0-9]*\) kB/\1/p' $n/meminfo) || exit 1
   printf '%s|%s|%s\n' "${n#node}" "$(cat $n/cpulist)" "$m"
 done"""
-_DRIVER = "command -v nvidia-smi >/dev/null || exit 127; timeout 60 nvidia-smi -q -x"
+_SMI = "command -v nvidia-smi >/dev/null || exit 127; timeout 60 nvidia-smi {}"
 
 
 def parse_cpus(text: str) -> Cpus:
@@ -155,13 +160,6 @@ def _said(value: object) -> str | None:
     return text or None
 
 
-def parse_driver(text: str) -> smi.Smi:
-    try:
-        return smi.parse_q(text)
-    except smi.SmiError as error:
-        raise ValueError(str(error)) from error
-
-
 @dataclass(frozen=True)
 class Question:
     """A part of the facts: the shell text that asks for it, and what reads the answer (raises ValueError)."""
@@ -169,6 +167,7 @@ class Question:
     part: str
     command: str
     read: Callable[[str], Any]
+    of_driver: bool = False  # exit status 127: there is no driver yet, and nothing to read
 
 
 QUESTIONS = (
@@ -178,7 +177,10 @@ QUESTIONS = (
     Question("ports", rdma.QUERY, lambda text: tuple(rdma.parse(text))),
     Question("disks", "lsblk -J -b -d -o NAME,SIZE,MODEL,SERIAL,ROTA,TYPE,TRAN", parse_disks),
     Question("board", _BOARD, parse_board),
-    Question("driver", _DRIVER, parse_driver),
+    Question("driver", _SMI.format("-q -x"), smi.parse_q, of_driver=True),
+    Question("listed", _SMI.format("-L"), lambda text: tuple(smi.parse_list(text)), of_driver=True),
+    Question("nvlinks", _SMI.format("nvlink -s"), smi.parse_nvlinks, of_driver=True),
+    Question("topology", _SMI.format("topo -m"), smi.parse_topology, of_driver=True),
 )
 
 
@@ -187,8 +189,8 @@ def machine(answers: Sequence[Answer]) -> Machine:
     parts: dict[str, Any] = {}
     unread: dict[str, str] = {}
     for question, answer in zip(QUESTIONS, answers, strict=True):
-        if answer.rc == 127 and question.part == "driver":
-            continue  # no driver yet: nothing is missing
+        if question.of_driver and (answer.rc == 127 or "driver" in unread):
+            continue  # what keeps it from answering is told once
         if answer.rc != 0:
             told = answer.stderr.strip() or answer.stdout.strip()
             unread[question.part] = smi.cause(told) or (told.splitlines() or [f"exit {answer.rc}"])[-1]

@@ -25,7 +25,7 @@ class Unread:
         return f"not readable: {self.said}"
 
 
-class SmiError(Exception):
+class SmiError(ValueError):
     """Not an answer of nvidia-smi; the message says why there is none, as far as it was told."""
 
 

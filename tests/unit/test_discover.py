@@ -15,6 +15,7 @@ from provision.discover.discover import Discovery
 from provision.discover.propose import cores_near, proposals, unlike
 from provision.engine.remote import RemoteError
 from provision.errors import InputError
+from provision.hardware import smi
 from provision.hardware.machine import Board, Cpus, Machine, Numa
 from provision.hardware.pci import Function
 from provision.hardware.rdma import Port
@@ -155,6 +156,18 @@ def test_what_was_accepted_needs_no_action() -> None:
     found = Discovery(site(), TEXT, machines(DGX), accepted=True).document(1.0)
     assert {finding.verdict for finding in found.findings} == {Verdict.PASS}
     assert not any(finding.action for finding in found.findings)
+
+
+def test_a_dead_nvlink_and_another_topology_are_told() -> None:
+    links = smi.Topology({"GPU0": {"GPU1": "NV18"}, "GPU1": {"GPU0": "NV18"}}, {}, {}, {})
+    slow = smi.Topology({"GPU0": {"GPU1": "SYS"}, "GPU1": {"GPU0": "SYS"}}, {}, {}, {})
+    good = replace(DGX, nvlinks={0: (26.562,) * 18, 1: (26.562,) * 18}, topology=links)
+    dead = replace(good, nvlinks={0: (26.562,) * 18, 1: (*(26.562,) * 17, None)}, topology=slow)
+    found = list(unlike(site(), machines(good, good, dead)))
+    assert [(each.subject, each.read, str(each.expected).split(",")[0]) for each in found] == [
+        ("g3", "NVLinks 18, 17 up", "18 up"),
+        ("g3", "topology SYS: 1", "NV18: 1"),
+    ]
 
 
 # ---- the text of the site file

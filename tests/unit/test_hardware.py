@@ -264,7 +264,8 @@ GOOD = {
 
 
 def machine_of(**changed: Said) -> machine.Machine:
-    answers = {part: Said(0, text) for part, text in GOOD.items()} | {"driver": Said(127, "")} | changed
+    without = {question.part: Said(127, "") for question in machine.QUESTIONS if question.of_driver}
+    answers = {part: Said(0, text) for part, text in GOOD.items()} | without | changed
     return machine.machine([answers[question.part] for question in machine.QUESTIONS])
 
 
@@ -285,6 +286,7 @@ def test_what_was_not_answered_is_unread_with_its_reason() -> None:
         disks=Said(0, "{}"),
         functions=Said(0, "nonsense"),
         driver=Said(18, "Failed to initialize NVML: Driver/library version mismatch"),
+        listed=Said(18, "Failed to initialize NVML: Driver/library version mismatch"),
     )
     assert set(found.unread) == {"cpus", "disks", "functions", "driver"}
     assert found.unread["cpus"] == "sh: lscpu: not found"
@@ -328,7 +330,12 @@ def recorded(name: str) -> dict[str, Said]:
 
 
 def test_a_recorded_machine_is_read_whole() -> None:
-    answers = recorded("machine")
+    views = recorded("nvidia-smi")
+    answers = recorded("machine") | {
+        "listed": views["nvidia-smi -L"],
+        "nvlinks": views["nvidia-smi nvlink -s"],
+        "topology": views["nvidia-smi topo -m"],
+    }
     found = machine.machine([answers[question.part] for question in machine.QUESTIONS])
     assert found.unread == {}
     assert [pci.gpu_model_name(gpu) for gpu in found.gpus] == ["h200-sxm", "h200-sxm"]
@@ -337,6 +344,9 @@ def test_a_recorded_machine_is_read_whole() -> None:
     assert found.driver is not None
     assert found.driver.driver == "580.159.04"
     assert [gpu.address for gpu in found.gpus] == [gpu.bus for gpu in found.driver.gpus]
+    assert [len(links) for links in found.nvlinks.values()] == [18, 18]
+    assert found.topology is not None
+    assert found.topology.links["GPU0"] == {"GPU1": "NV18"}
     first = found.driver.gpus[0]
     assert (first.pci_id, first.memory, first.pcie_width, first.power_limit) == (0x2335, 143771, 16, 700.0)
     assert (first.fabric_state, first.fabric_status, first.recovery) == ("Completed", "Success", "None")

@@ -279,6 +279,8 @@ def test_what_nvidia_smi_prints_is_read_as_that_of_a_real_one(smi: Callable[[str
     assert (first.bus, first.product, first.memory) == ("0000:0b:00.0", "NVIDIA H100 80GB HBM3", 81559)
     assert (first.persistence, first.mig, first.ecc, first.power_limit) == (True, False, True, 700.0)
     assert [each.uuid for each in hardware.parse_list(smi("-L"))] == [first.uuid, second.uuid]
+    assert hardware.parse_nvlinks(smi("nvlink -s")) == dict.fromkeys((0, 1), (26.562,) * 18)
+    assert hardware.parse_topology(smi("topo -m")).links["GPU1"] == {"GPU0": "NV18"}
     asked = "--query-gpu=index,driver_version,power.limit,fan.speed --format=csv,noheader,nounits"
     with pytest.raises(program.Refused, match=r'"fan\.speed" is not a valid field') as refused:
         smi(f"-i 1 {asked}")
@@ -306,6 +308,7 @@ def test_a_gpu_is_divided_and_made_whole(smi: Callable[[str], str]) -> None:
     with pytest.raises(program.Refused, match="MIG mode is not enabled"):
         smi("mig -i 1 -cgi 1g.10gb -C")
     smi("-i 1 -mig 1")
+    assert pynvml.nvmlDeviceGetMaxMigDeviceCount(gpu(1)) == 7
     smi("mig -i 1 -cgi 3g.40gb,1g.10gb,1g.10gb -C")
     assert hardware.parse_list(smi("-L"))[1].slices == ("3g.40gb", "1g.10gb", "1g.10gb")
     uuids = [

@@ -23,6 +23,7 @@ REFUSALS = {  # of the library's start -> words, exit status
 }
 COMPUTE_MODES = ("Default", "Exclusive_Thread", "Prohibited", "Exclusive_Process")
 SWITCH = ("Disabled", "Enabled")
+ANCESTORS = {"10": "PIX", "20": "PXB", "30": "PHB", "40": "NODE", "50": "SYS"}
 
 
 def number(unit: str, divisor: int = 1, digits: int = 0) -> Callable[[str], str]:
@@ -179,6 +180,33 @@ def tree(lines: Lines, gpus: list[tuple[int, str]]) -> str:
     return text + "</nvidia_smi_log>\n"
 
 
+def nvlinks(lines: Lines, gpus: list[tuple[int, str]]) -> str:
+    text = ""
+    for index, gpu in gpus:
+        text += f"GPU {index}: {asked(lines, f'{gpu}.name')} (UUID: {asked(lines, f'{gpu}.uuid')})\n"
+        count = asked(lines, f"{gpu}.nvlink.count")
+        if count.startswith("!"):
+            text += "Device does not have or support Nvlink\n"
+            continue
+        for link in range(int(count)):
+            speed = int(asked(lines, f"{gpu}.nvlink.{link}.speed")) / 1000
+            up = asked(lines, f"{gpu}.nvlink.{link}.state") == "1"
+            text += f"\t Link {link}: {f'{speed:g} GB/s' if up else '<inactive>'}\n"
+    return text
+
+
+def topology(lines: Lines, gpus: list[tuple[int, str]]) -> str:
+    names = [f"GPU{index}" for index, _gpu in gpus]
+    text = "\t".join(["", *names, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"]) + "\n"
+    for index, gpu in gpus:
+        links = asked(lines, f"{gpu}.nvlink.count")
+        way = ANCESTORS[asked(lines, f"{gpu}.topology.0")] if links.startswith("!") else f"NV{links}"
+        row = [" X " if other == index else way for other, _gpu in gpus]
+        cpus = f"0-{int(asked(lines, f'{gpu}.cpus')) - 1}"
+        text += "\t".join([f"GPU{index}", *row, cpus, asked(lines, f"{gpu}.numa"), "", "N/A"]) + "\n"
+    return text
+
+
 # ---- what is set
 
 
@@ -246,7 +274,13 @@ def change(lines: Lines, gpu: str, options: argparse.Namespace) -> None:
     if options.mig is not None:
         if asked(lines, f"{gpu}.mig.mode").startswith("!"):
             raise Refused("Unable to change MIG mode: Not Supported", 3)
-        put({f"{gpu}.mig.{name}": options.mig for name in ("mode", "mode_pending")})
+        put(
+            {
+                f"{gpu}.mig.mode": options.mig,
+                f"{gpu}.mig.mode_pending": options.mig,
+                f"{gpu}.mig.max": 7 * options.mig,
+            }
+        )
 
 
 def parse(words: list[str]) -> argparse.Namespace:
@@ -256,6 +290,9 @@ def parse(words: list[str]) -> argparse.Namespace:
         for option in ("-dci", "-dgi", "-C"):
             parser.add_argument(option, action="store_true")
         parser.add_argument("-cgi")
+        return parser.parse_args(words[1:])
+    if words[:1] in (["nvlink"], ["topo"]):
+        parser.add_argument("-s" if words[0] == "nvlink" else "-m", action="store_true", required=True)
         return parser.parse_args(words[1:])
     for option in ("-L", "-q", "-x"):
         parser.add_argument(option, action="store_true")
@@ -288,6 +325,10 @@ def answer(words: list[str]) -> str:
             if options.cgi:
                 divide(lines, gpu, options.cgi.split(","))
         return ""
+    if words[:1] == ["nvlink"]:
+        return nvlinks(lines, gpus)
+    if words[:1] == ["topo"]:
+        return topology(lines, gpus)
     style = set((options.format or "").split(","))
     if options.query_gpu:
         return query(lines, gpus, [name.strip() for name in options.query_gpu.split(",")], style)
