@@ -11,6 +11,7 @@ from provision.engine import limits
 from provision.engine.remote import Output, RootShell
 from provision.hardware import machine, pci
 from provision.profiles import Distribution, UnsupportedDistribution, of_os_release
+from provision.profiles.gpu import gpu_model
 from provision.site.models import Hardware, Node
 
 LOCK = "/run/provision.lock"
@@ -114,9 +115,15 @@ def contradictions(node: Node, known: Hardware | None, facts: Facts) -> list[str
     if isinstance(facts.gpus, str):
         if wanted:
             found.append(f"its GPUs cannot be seen on the PCI bus: {facts.gpus}")
-    elif dict(facts.gpus) != wanted:
+    elif dict(facts.gpus) != wanted and not _may_be(wanted, facts.gpus):
         found.append(f"GPUs are {_counted(facts.gpus)}, the site file says {_counted(wanted)}")
     return found
+
+
+def _may_be(wanted: Mapping[str, int], seen: Mapping[str, int]) -> bool:
+    """Whether what is there may be a model that has no profile: as many GPUs, of one kind that has none either."""
+    strange = [name for name in (*wanted, *seen) if gpu_model(name) is None]
+    return len(strange) == len(wanted) + len(seen) == 2 and [*wanted.values()] == [*seen.values()]
 
 
 def _counted(gpus: Mapping[str, int]) -> str:

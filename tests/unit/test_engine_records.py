@@ -82,6 +82,13 @@ def test_a_node_with_other_gpus_than_the_site_file_says_is_contradicted_by_both_
     assert text.startswith("GPUs are 7 x h100-sxm, 1 x 10de:1234, ")
 
 
+def test_a_model_without_a_profile_is_known_by_its_number_alone() -> None:
+    two = facts_of(Output(0, FUNCTION.format(1, "0x1234") + FUNCTION.format(2, "0x1234"), ""))
+    assert preflight.contradictions(worker(Gpu(model="rtx-of-ours", count=2)), None, two) == []
+    assert preflight.contradictions(worker(Gpu(model="rtx-of-ours", count=3)), None, two) != []
+    assert preflight.contradictions(worker(Gpu(model="h100-sxm", count=2)), None, two) != []
+
+
 def test_gpus_that_cannot_be_seen_are_said_to_be_so() -> None:
     for functions in (Output(1, "", "cd: no such folder"), Output(0, "nonsense", "")):
         (text,) = preflight.contradictions(worker(Gpu(model="t4", count=1)), None, facts_of(functions))
