@@ -196,10 +196,12 @@ def unlike(site: Site, machines: Mapping[str, Machine]) -> Iterator[Finding]:
 
 def _compared(members: Mapping[str, Machine]) -> Iterator[tuple[str, dict[str, str]]]:
     read = {name: machine for name, machine in members.items() if "functions" not in machine.unread}
-    yield "GPUs", {name: counted(_gpus(machine)) for name, machine in read.items()}
-    links = {name: machine.nvlinks for name, machine in members.items() if machine.nvlinks}
+    gpus = {name: counted(_gpus(machine)) for name, machine in read.items()}
+    yield "GPUs", gpus
+    alike = {name: members[name] for name, each in gpus.items() if each == _usual(list(gpus.values()))}
+    links = {name: machine.nvlinks for name, machine in alike.items() if machine.nvlinks}
     yield "NVLinks", {name: _links_up(each) for name, each in links.items()}
-    maps = {name: machine.topology for name, machine in members.items() if machine.topology}
+    maps = {name: machine.topology for name, machine in alike.items() if machine.topology}
     yield "topology", {name: _connections(each) for name, each in maps.items()}
     yield "NVSwitches", {name: str(sum(f.is_nvswitch for f in each.functions)) for name, each in read.items()}
     cpus = {name: machine.cpus for name, machine in members.items() if machine.cpus}

@@ -164,6 +164,8 @@ def test_a_dead_nvlink_and_another_topology_are_told() -> None:
     good = replace(DGX, nvlinks={0: (26.562,) * 18, 1: (26.562,) * 18}, topology=links)
     dead = replace(good, nvlinks={0: (26.562,) * 18, 1: (*(26.562,) * 17, None)}, topology=slow)
     found = list(unlike(site(), machines(good, good, dead)))
+    fewer = replace(dead, functions=DGX.functions[:7])  # of which the rest follows
+    assert [each.read for each in unlike(site(), machines(good, good, fewer))] == ["GPUs 7 x h100-sxm"]
     assert [(each.subject, each.read, str(each.expected).split(",")[0]) for each in found] == [
         ("g3", "NVLinks 18, 17 up", "18 up"),
         ("g3", "topology SYS: 1", "NV18: 1"),
