@@ -16,6 +16,7 @@ from typing import Any
 from provision.burnin.judge import Expected, judge, limits_used
 from provision.burnin.launch import archive
 from provision.burnin.result import BurninResult, ResultError
+from provision.profiles.gpu import Measure
 from provision.report.model import Document
 
 CPU_RANKS = 2  # the fewest that exchange anything
@@ -82,7 +83,7 @@ def run_local(
     *,
     minutes: float | None,
     level: str,
-    limits: Mapping[str, float] | None = None,
+    limits: Mapping[Measure, float] | None = None,
     arguments: tuple[str, ...] = (),
     progress: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
 ) -> Document:

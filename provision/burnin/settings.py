@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from provision.profiles.gpu import Measure
 from provision.site.base import Settings
 
 
@@ -17,4 +18,4 @@ class BurninSettings(Settings):
     python: str = "python3"  # a Python >= 3.9 on the nodes that can import torch
     directory: PurePosixPath = PurePosixPath("/shared/burnin")  # the same folder on the head and all nodes
     user: str = "root"  # whose jobs these are; may use the reservation and write to `directory`
-    limits: dict[str, float] = Field(default_factory=dict)  # name of a limit -> lowest number that passes
+    limits: dict[Measure, float] = Field(default_factory=dict)  # lowest numbers that pass

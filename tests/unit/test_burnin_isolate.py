@@ -14,13 +14,14 @@ from provision.burnin.isolation import Conclusion, Experiment, Fault, Kind, Meas
 from provision.burnin.judge import Expected, Judgement, judge
 from provision.burnin.launch import Job, Launcher, LaunchError, Outcome, batch_script, parse_topology
 from provision.burnin.result import BurninResult
+from provision.profiles.gpu import Measure
 from provision.report.model import Finding, Verdict
 from provision.site.models import Fabric
 from tests.unit.test_burnin_judge import document
 from tests.unit.test_burnin_judge_speed import all_reduce, transports
 
 MODEL = "NVIDIA H100 80GB HBM3"
-LIMITS = {"all_reduce_busbw_gbs": 345.0, "matmul_bf16_tflops": 500.0}
+LIMITS: dict[Measure, float] = {"all_reduce_busbw_gbs": 345.0, "matmul_bf16_tflops": 500.0}
 EXPECTED = Expected(8, "h100-sxm", Fabric(kind="infiniband", rails=8))
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from provision.burnin.judge import Expected, Judgement, judge
 from provision.burnin.result import BurninResult
+from provision.burnin.settings import BurninSettings
 from provision.profiles.gpu import Shape, all_models, gpu_profile
 from provision.report.model import Verdict
 from provision.site.models import Fabric
@@ -204,6 +206,12 @@ def test_steps_that_differ_are_a_warning() -> None:
     assert "0.75 of the matrix rate" in str(found(judgement, "training-speed")[0].read)
     stuck = judged(document(H200, 1, 1, training_runs=[{**run, "losses": [5.0, 5.0]}]), gpus=1, nodes=1)
     assert found(stuck, "training-fsdp2")[0].verdict is Verdict.FAIL
+
+
+def test_a_limit_with_a_slip_of_the_pen_is_refused() -> None:
+    assert BurninSettings(limits={"pair_gbs": 300.0}).limits == {"pair_gbs": 300.0}
+    with pytest.raises(ValidationError, match="'all_reduce_busbw_gbs', "):
+        BurninSettings.model_validate({"limits": {"matmul_bf16_tflop": 640}})
 
 
 def test_every_limit_is_possible_and_ordered() -> None:

@@ -16,6 +16,7 @@ from provision.burnin.judge.machine import attendance, machine
 from provision.burnin.judge.parts import Expected, Judged, found
 from provision.burnin.judge.speed import limits_used, speed
 from provision.burnin.result import BurninResult
+from provision.profiles.gpu import Measure
 from provision.report.model import Finding, NodeResult, Verdict, worst
 
 __all__ = ["Expected", "Judgement", "judge", "limits_used"]
@@ -34,7 +35,7 @@ def judge(
     result: BurninResult | None,
     expected: Mapping[str, Expected],
     *,
-    limits: Mapping[str, float] | None = None,
+    limits: Mapping[Measure, float] | None = None,
     left_out: Mapping[str, str] | None = None,
     why_no_result: str | None = None,
     source: str | None = None,

@@ -85,7 +85,7 @@ class Reading:
 
 
 def speed(
-    result: BurninResult, expected: Mapping[str, Expected], overrides: Mapping[str, float]
+    result: BurninResult, expected: Mapping[str, Expected], overrides: Mapping[Measure, float]
 ) -> Iterable[Judged]:
     """All findings about speeds."""
     yield from _bandwidth(result, expected, overrides)
@@ -116,7 +116,7 @@ def readings(result: BurninResult) -> Iterator[Reading]:
 
 
 def _bandwidth(
-    result: BurninResult, expected: Mapping[str, Expected], overrides: Mapping[str, float]
+    result: BurninResult, expected: Mapping[str, Expected], overrides: Mapping[Measure, float]
 ) -> Iterable[Judged]:
     """The all-reduce at the largest message, of all ranks together; the all-to-all where it has a limit."""
     yield from _collective(result, expected, overrides, "all_reduce", "collective-bandwidth")
@@ -127,7 +127,7 @@ def _bandwidth(
 def _collective(
     result: BurninResult,
     expected: Mapping[str, Expected],
-    overrides: Mapping[str, float],
+    overrides: Mapping[Measure, float],
     operation: Literal["all_reduce", "all_to_all"],
     check: str,
 ) -> Iterable[Judged]:
@@ -171,7 +171,7 @@ def _collective(
 
 
 def _between_nodes(
-    result: BurninResult, expected: Mapping[str, Expected], overrides: Mapping[str, float]
+    result: BurninResult, expected: Mapping[str, Expected], overrides: Mapping[Measure, float]
 ) -> Limit | str:
     """The limit of the all-reduce: that of the model and shape, else that of the wire in the site file."""
     models, shape = _models(result), whole(result)
@@ -183,7 +183,7 @@ def _between_nodes(
 
 
 def limits_used(
-    result: BurninResult, expected: Mapping[str, Expected], overrides: Mapping[str, float]
+    result: BurninResult, expected: Mapping[str, Expected], overrides: Mapping[Measure, float]
 ) -> dict[str, dict[str, Any]]:
     """The limits that a run is judged by, for its report: measure -> fail, warn, bytes, source."""
     if result.device == "cpu" or not result.ranks:
@@ -252,7 +252,7 @@ def nvls(result: BurninResult) -> bool | None:
 
 
 def limit_for(
-    models: set[str], measure: Measure, overrides: Mapping[str, float], shape: Shape
+    models: set[str], measure: Measure, overrides: Mapping[Measure, float], shape: Shape
 ) -> Limit | str:
     """The limit to judge by, or why there is none."""
     if measure in overrides:
@@ -285,7 +285,7 @@ def wire_limit(models: set[str], fabric: Fabric, shape: Shape) -> Limit:
 
 
 def _each_node(
-    result: BurninResult, entries: Sequence[Reading], overrides: Mapping[str, float]
+    result: BurninResult, entries: Sequence[Reading], overrides: Mapping[Measure, float]
 ) -> Iterable[Judged]:
     """The slowest of each node's GPUs against the limit, measure by measure."""
     by_place: dict[tuple[str, str], list[Reading]] = {}
@@ -419,7 +419,7 @@ def _fleet(entries: Sequence[Reading]) -> Iterable[Judged]:
             yield found(Verdict.PASS, check, good, read=f"median {median:.4g} of {len(group)}", source=source)
 
 
-def _training(result: BurninResult, overrides: Mapping[str, float]) -> Iterable[Judged]:
+def _training(result: BurninResult, overrides: Mapping[Measure, float]) -> Iterable[Judged]:
     """Training without recomputation against the matrix rate of the slowest GPU, and steps against each other."""
     nodes = hosts(result)
     rates = [row.tflops for row in result.compute if row.dtype == "bfloat16"]
