@@ -57,6 +57,10 @@ test-lab: root setup ## Tests on nodes of the lab, all of them
 	@$(say) "All tests on nodes of the lab, one after another"
 	$(PYTEST) tests/lab --junitxml reports/test-lab.xml
 
+.PHONY: faults
+faults: root setup ## Faults of a node of the lab: found, missed, false, as a table
+	@$(BIN)/python -m tests.lab.health_faults
+
 .PHONY: test-all
 test-all: root setup lint ## Everything, also what takes long
 	@$(say) "All tests, one after another"

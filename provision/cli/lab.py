@@ -250,6 +250,10 @@ def fault(
     xid: Annotated[int | None, typer.Option(help="NVIDIA error number.", show_default=False)] = None,
     gpu: Annotated[int | None, typer.Option(help="Index of the GPU.", show_default=False)] = None,
     link: Annotated[int | None, typer.Option(help="Number of the NVLink.", show_default=False)] = None,
+    unit: Annotated[str | None, typer.Option(help="Service of systemd.", show_default=False)] = None,
+    message: Annotated[str | None, typer.Option(help="What the kernel reports.", show_default=False)] = None,
+    count: Annotated[int | None, typer.Option(help="How often.", show_default=False)] = None,
+    times: Annotated[int | None, typer.Option(help="How many times.", show_default=False)] = None,
     state: State = None,
     json: JsonOption = False,
 ) -> None:
@@ -262,6 +266,10 @@ def fault(
         "xid": xid,
         "gpu": gpu,
         "link": link,
+        "unit": unit,
+        "message": message,
+        "count": count,
+        "times": times,
     }
     with working(state, "fault", json) as lab:
         lab.fault(kind, node, undo, **{name: value for name, value in given.items() if value is not None})

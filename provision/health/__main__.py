@@ -70,7 +70,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _verb(verb: str, options: list[str], config: Any) -> int:
-    from provision.health import agent, memory
+    from provision.health import act, agent, memory
 
     if verb == "record" and len(options) == 1:
         return _record(agent.read(config, full=True, scheduler=True), options[0])
@@ -88,7 +88,17 @@ def _verb(verb: str, options: list[str], config: Any) -> int:
         outcome = agent.examine(config, state, full=full, scheduler=verb == "slurm", only=only)
         if verb == "epilog":
             outcome = _settled(config, state, outcome, only)
-        said = _acted(verb, config, outcome)
+        said: list[str] = []
+        if verb in ("slurm", "watch", "epilog") and act.may(config):
+            said = act.fix(outcome)
+            if said:
+                outcome = agent.examine(config, state, full=full, scheduler=verb == "slurm", only=only)
+            said += _told_slurm(config, outcome) if verb == "slurm" and config.slurm else []
+        state["refused"] = (
+            outcome.decision.drain if verb in ("prolog", "epilog") else state.get("refused", False)
+        )
+    for line in said:
+        print(f"provision-health: {line}", file=sys.stderr)
     if config.textfile is not None and verb in ("slurm", "watch"):
         agent.write_metrics(config.textfile, outcome)
     _print(outcome, said, as_json="--json" in options)
@@ -111,22 +121,15 @@ def _settled(config: Any, state: dict[str, Any], outcome: Any, only: Any) -> Any
     return outcome
 
 
-def _acted(verb: str, config: Any, outcome: Any) -> list[str]:
+def _told_slurm(config: Any, outcome: Any) -> list[str]:
     from provision.health import act
     from provision.health.sources.programs import Failed
 
-    if verb not in ("slurm", "watch", "epilog") or not act.may(config):
-        return []
-    said = act.fix(outcome)
-    if verb == "slurm" and config.slurm:
-        try:
-            said.append(act.slurm(config, outcome))
-        except (Failed, OSError) as error:
-            said.append(f"ALERT: Slurm could not be told: {error}")
-    for line in said:
-        if line != "nothing to do":
-            print(f"provision-health: {line}", file=sys.stderr)
-    return said
+    try:
+        said = act.slurm(config, outcome)
+    except (Failed, OSError) as error:
+        said = f"ALERT: Slurm could not be told: {error}"
+    return [said] if said else []
 
 
 def _print(outcome: Any, said: list[str], *, as_json: bool) -> None:

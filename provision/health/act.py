@@ -118,7 +118,7 @@ def slurm(config: Config, outcome: Outcome, run_: Run = run, now: Callable[[], f
         _verify(run_, config.node, drained=False)
         return "resumed: all is well again"
     if not decision.drain:
-        return "nothing to do"
+        return ""
     seen = _drained(run_)
     size = _partition_size(run_, config.node)
     if not decide.within_budget(config.node, {**seen, config.node: now()}, size, now()):

@@ -35,7 +35,6 @@ class Config:
 
     node: str
     expect: Mapping[str, Any]
-    kernel_messages: Path = Path("/dev/kmsg")
     textfile: Path | None = None
     act: bool = False
     slurm: bool = False
@@ -58,7 +57,6 @@ def configured(path: Path = CONFIG) -> Config:
         return Config(
             node=told["node"],
             expect=told.get("expect", {}),
-            kernel_messages=Path(told.get("kernel_messages", "/dev/kmsg")),
             textfile=Path(told["textfile"]) if told.get("textfile") else None,
             act=bool(told.get("act", False)),
             slurm=bool(told.get("slurm", False)),
@@ -82,6 +80,16 @@ def cannot(path: Path = LIMITS) -> dict[str, str]:
         raise ConfigError(f"{path}: not a list of limits: {error!r}") from error
 
 
+def kernel_messages(device: Path = Path("/dev/kmsg"), path: Path = LIMITS) -> Path:
+    """Where kernel messages are: the device, or the file that stands for it where whoever made the node says so."""
+    if not device.exists():
+        try:
+            return Path(json.loads(path.read_text())["kernel_messages"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return device  # reading it says that it is not there
+    return device
+
+
 def sources(config: Config, *, full: bool, scheduler: bool) -> list[Source]:
     """All sources of a reading. scheduler: slurmctld may be asked (never by a prolog)."""
     gpus = bool(config.expect.get("gpus", 0)) or Path("/proc/driver/nvidia").exists()
@@ -92,7 +100,7 @@ def sources(config: Config, *, full: bool, scheduler: bool) -> list[Source]:
         machine.Filesystems(config.mounts),
         machine.Processes(),
         machine.Holders(),
-        machine.Kernel(config.kernel_messages),
+        machine.Kernel(kernel_messages()),
         machine.Nvme(),
         machine.Libraries(gpus),
         machine.Network(),
@@ -199,15 +207,15 @@ def examine(
     new, node = memory.complete(state, reading(config, full=full, scheduler=scheduler), limits, now)
     findings = judge(node, limits, quick=not full, only=only)
     slurm = node.get("slurm")
-    decision = decide.decide(
-        findings,
-        new["unreadable"],
-        slurm.get("state", "") if slurm else "",
-        slurm.get("reason") if slurm else None,
-    )
+    told = slurm.get("reason") if slurm else None
+    if state.get("refused") and told in ("Prolog error", "Epilog error"):
+        told = decide.MARK  # what Slurm says of a node whose prolog or epilog this agent ended with a failure
+    decision = decide.decide(findings, new["unreadable"], slurm.get("state", "") if slurm else "", told)
     new["unreadable"] = decision.unreadable
     new["asked"] = _asked(findings, node)
-    new["history"] = [*state.get("history", []), [round(now), decision.verdict, decision.reason]][-200:]
+    new["history"] = list(state.get("history", []))[-200:]
+    if only is None:  # a prolog looks at a part alone: what it says is no verdict of the node
+        new["history"].append([round(now), decision.verdict, decision.reason])
     state.clear()
     state.update(new)
     return Outcome(node, findings, decision, time.monotonic() - began)

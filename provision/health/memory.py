@@ -41,6 +41,7 @@ def empty() -> State:
         "xid": {},
         "stuck": {},
         "unreadable": 0,
+        "refused": False,
         "idle": {},
         "acknowledged": None,
     }

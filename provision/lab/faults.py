@@ -399,6 +399,223 @@ def _change_gpus(lab: Lab, node: str, fault: gpus.GpuFault, lines: str | None) -
     lab.inside(node, _GPU_LINES, *words, stdin=lines or "")
 
 
+# ---- services, mounts, devices, messages of the kernel
+
+
+def _stop_unit(lab: Lab, node: str, unit: str = "munge") -> None:
+    lab.inside(node, 'systemctl stop "$1"', unit)
+    with _kept(lab, node, "unit-stopped") as stack:
+        stack.append({"path": unit})
+
+
+def _start_unit(lab: Lab, node: str) -> None:
+    lab.inside(node, 'systemctl start "$1"', _undone(lab, node, "unit-stopped"))
+
+
+_CRASH = """
+set -e
+unit="$1.service"
+mkdir -p "/run/systemd/system/$unit.d"
+printf '[Unit]\\nStartLimitIntervalSec=0\\n[Service]\\nRestart=always\\nRestartSec=100ms\\n' \\
+    >"/run/systemd/system/$unit.d/zzz-lab-crash.conf"
+systemctl daemon-reload
+for i in 1 2 3 4; do
+    systemctl kill --signal=KILL --kill-whom=main "$unit"
+    sleep 0.7
+done
+"""
+
+
+def _crash_unit(lab: Lab, node: str, unit: str = "prometheus-node-exporter") -> None:
+    lab.inside(node, _CRASH, unit)
+    with _kept(lab, node, "unit-crashes") as stack:
+        stack.append({"path": unit})
+
+
+def _calm_unit(lab: Lab, node: str) -> None:
+    unit = _undone(lab, node, "unit-crashes")
+    script = 'rm "/run/systemd/system/$1.service.d/zzz-lab-crash.conf"; systemctl daemon-reload; systemctl restart "$1"'
+    lab.inside(node, f'{script}; systemctl reset-failed "$1"', unit)
+
+
+def _undone(lab: Lab, node: str, kind: str) -> str:
+    """What the last fault of `kind` was done to; it is no longer kept."""
+    with _kept(lab, node, kind) as stack:
+        if not stack:
+            raise InputError(f"{kind}: nothing of the kind was done to {node}")
+        return stack.pop()["path"]
+
+
+def _read_only(lab: Lab, node: str, path: str = "/home") -> None:
+    lab.inside(node, 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1"', path)
+    with _kept(lab, node, "read-only") as stack:
+        stack.append({"path": path})
+
+
+def _writable(lab: Lab, node: str) -> None:
+    lab.inside(node, 'umount "$1"', _undone(lab, node, "read-only"))
+
+
+def _unmount(lab: Lab, node: str, path: str = "/shared") -> None:
+    lab.inside(node, 'umount --lazy "$1"', path)
+    with _kept(lab, node, "unmounted") as stack:
+        stack.append({"path": path})
+
+
+def _mount_again(lab: Lab, node: str) -> None:
+    path = _undone(lab, node, "unmounted")
+    lab.inside(node, 'unit="$(systemd-escape --path --suffix=mount "$1")"; systemctl restart "$unit"', path)
+
+
+def _no_device(lab: Lab, node: str, gpu: int = 0) -> None:
+    lab.inside(node, 'rm "/dev/nvidia$1"', str(gpu))
+    with _kept(lab, node, "no-device") as stack:
+        stack.append({"path": str(gpu)})
+
+
+def _device_again(lab: Lab, node: str) -> None:
+    lab.inside(node, 'mknod -m 666 "/dev/nvidia$1" c 195 "$1"', _undone(lab, node, "no-device"))
+
+
+def _flap(lab: Lab, node: str, times: int = 3) -> None:
+    for _ in range(times):
+        network.plug(lab.paths, lab.node(node), False)
+        time.sleep(0.3)
+        network.plug(lab.paths, lab.node(node), True)
+        time.sleep(0.3)
+
+
+_HOLD = """
+set -e
+rm "/dev/nvidia$1"
+touch "/dev/nvidia$1"
+systemd-run --quiet --collect --slice=user.slice --unit=lab-holder sh -c "exec sleep 3600 </dev/nvidia$1"
+"""
+_LET_GO = """
+systemctl stop lab-holder
+rm "/dev/nvidia$1"
+mknod -m 666 "/dev/nvidia$1" c 195 "$1"
+"""
+
+
+def _hold(lab: Lab, node: str, gpu: int = 0) -> None:
+    lab.inside(node, _HOLD, str(gpu))
+    with _kept(lab, node, "held-device") as stack:
+        stack.append({"path": str(gpu)})
+
+
+def _let_go(lab: Lab, node: str) -> None:
+    lab.inside(node, _LET_GO, _undone(lab, node, "held-device"))
+
+
+LIBRARY = "/usr/local/lib/lab/nvml/libnvidia-ml.so.1"
+
+
+def _empty_library(lab: Lab, node: str) -> None:
+    _replace(lab, node, "empty-library", LIBRARY, b"")
+
+
+def _garbage_library(lab: Lab, node: str) -> None:
+    _replace(lab, node, "garbage-library", LIBRARY, b"no library at all\n" * 64)
+
+
+def _library_again(kind: str) -> Action:
+    def undo(lab: Lab, node: str) -> None:
+        _restore(lab, node, kind)
+
+    return undo
+
+
+_INODES = """
+set -e
+mount -t tmpfs -o size=1m,nr_inodes=16 lab-inodes "$1"
+i=0
+while touch "$1/$i" 2>/dev/null; do i=$((i + 1)); done
+"""
+
+
+def _no_inodes(lab: Lab, node: str, path: str = "/home") -> None:
+    lab.inside(node, _INODES, path)
+    with _kept(lab, node, "no-inodes") as stack:
+        stack.append({"path": path})
+
+
+def _inodes_again(lab: Lab, node: str) -> None:
+    lab.inside(node, 'umount --lazy "$1"', _undone(lab, node, "no-inodes"))
+
+
+_ZOMBIE = "import os, time\nif os.fork() == 0:\n    os._exit(0)\ntime.sleep(3600)\n"
+
+
+def _zombie(lab: Lab, node: str) -> None:
+    lab.inside(node, 'systemd-run --quiet --collect --unit=lab-zombie python3 -c "$1"', _ZOMBIE)
+
+
+def _no_zombie(lab: Lab, node: str) -> None:
+    lab.inside(node, "systemctl stop lab-zombie")
+
+
+def _no_systemctl(lab: Lab, node: str) -> None:
+    lab.inside(node, "chmod 644 /usr/bin/systemctl")
+
+
+def _systemctl_again(lab: Lab, node: str) -> None:
+    lab.inside(node, "chmod 755 /usr/bin/systemctl")
+
+
+def _no_messages(lab: Lab, node: str) -> None:
+    lab.inside(node, "mount -t tmpfs none /var/log && rm -f /var/log/kmsg")
+
+
+def _messages_again(lab: Lab, node: str) -> None:
+    lab.inside(node, "umount --lazy /var/log")
+
+
+def _unknown_name(lab: Lab, node: str) -> None:
+    hosts = lab.inside(node, "cat /etc/hosts")
+    kept = [line for line in hosts.splitlines() if node not in line.split()]
+    _replace(lab, node, "own-name", "/etc/hosts", ("\n".join(kept) + "\n").encode())
+
+
+def _known_name(lab: Lab, node: str) -> None:
+    _restore(lab, node, "own-name")
+
+
+MESSAGES = {
+    "sxid": "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
+    "off-bus": "NVRM: GPU 0000:0b:00.0: GPU has fallen off the bus.",
+    "rm-init": "NVRM: GPU 0000:0b:00.0: RmInitAdapter failed! (0x62:0x55:2631)",
+    "downtrain": "pci 0000:0b:00.0: 63.008 Gb/s available PCIe bandwidth, limited by 16.0 GT/s PCIe x4 link",
+    "aer": "pcieport 0000:0a:00.0: AER: Uncorrected (Fatal) error received: 0000:0b:00.0",
+    "peermem": "nvidia-peermem nv_get_p2p_free_callback:127 ERROR detected invalid context, skipping it",
+    "io-error": "blk_update_request: I/O error, dev nvme0n1, sector 2048 op 0x0:(READ)",
+    "read-only": "EXT4-fs (nvme0n1p2): Remounting filesystem read-only",
+    "lockup": "watchdog: BUG: soft lockup - CPU#3 stuck for 26s! [python3:4711]",
+    "hung-task": "INFO: task python3:4711 blocked for more than 120 seconds.",
+    "oom": "Out of memory: Killed process 4711 (python3) total-vm:1048576kB",
+    "machine-check": "mce: [Hardware Error]: Machine check events logged",
+    "module-power": "mlx5_core 0000:1a:00.0: Port module event[error]: module 0, Cable error, insufficient power",
+    "module-hot": "mlx5_core 0000:1a:00.0: mlx5_port_module_event: High Temperature",
+    "carrier": "mlx5_core 0000:1a:00.0 ib0: Link down",
+    "userns": 'audit: type=1400 apparmor="DENIED" profile="unprivileged_userns" comm="enroot-nsenter"',
+}
+
+
+def _kernel(lab: Lab, node: str, message: str = "lockup", count: int = 1) -> None:
+    if message not in MESSAGES:
+        raise InputError(f"kernel-message: --message {message}: known are {', '.join(MESSAGES)}")
+    kmsg = lab.paths.node(node) / "kmsg"
+    with kmsg.open("a") as file:
+        first = 1000 + kmsg.read_text().count("\n")
+        for number in range(count):
+            file.write(f"3,{first + number},{time.monotonic_ns() // 1000},-;{MESSAGES[message]}\n")
+
+
+def _silence(lab: Lab, node: str) -> None:
+    with (lab.paths.node(node) / "kmsg").open("w"):
+        pass
+
+
 def _gpu_fault(fault: gpus.GpuFault) -> Fault:
     """A fault of simulated GPUs, with the options that it understands."""
 
@@ -449,6 +666,38 @@ FAULTS = {
             "ops needs a password for sudo: the one in .lab/sudo-password",
             _sudo_password,
             _no_sudo_password,
+        ),
+        Fault("unit-stopped", "the service --unit is stopped", _stop_unit, _start_unit),
+        Fault(
+            "unit-crashes",
+            "the service --unit is killed and started again four times",
+            _crash_unit,
+            _calm_unit,
+        ),
+        Fault("read-only", "the file system at --path can only be read", _read_only, _writable),
+        Fault("unmounted", "the file system at --path is not mounted", _unmount, _mount_again),
+        Fault("no-device", "the device file of --gpu is gone", _no_device, _device_again),
+        Fault("held-device", "a process of no job holds the device file of --gpu", _hold, _let_go),
+        Fault("empty-library", "NVML's library is empty", _empty_library, _library_again("empty-library")),
+        Fault(
+            "garbage-library",
+            "NVML's library is no library",
+            _garbage_library,
+            _library_again("garbage-library"),
+        ),
+        Fault(
+            "no-inodes", "the file system at --path has no room for another file", _no_inodes, _inodes_again
+        ),
+        Fault("link-flap", "the node's cable is pulled and put back --times times", _flap),
+        Fault("zombie", "a process has ended and its parent does not collect it", _zombie, _no_zombie),
+        Fault("no-systemctl", "systemctl cannot be run", _no_systemctl, _systemctl_again),
+        Fault("no-kernel-messages", "kernel messages cannot be read", _no_messages, _messages_again),
+        Fault("own-name", "the node's own name means nothing to it", _unknown_name, _known_name),
+        Fault(
+            "kernel-message",
+            "the kernel reports --message, --count times (undo: nothing that it reported is there any more)",
+            _kernel,
+            _silence,
         ),
         *map(_gpu_fault, gpus.faults()),
     )

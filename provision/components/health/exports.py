@@ -85,7 +85,6 @@ def config_json(site: Site, lock: Lock, node: Node, profile: Distribution, limit
         "node": node.name,
         "act": settings.act,
         "slurm": site.enabled("slurm") and node.has("worker"),
-        "kernel_messages": settings.kernel_messages,
         "textfile": f"{textfiles}/{TEXTFILE}" if site.enabled("prometheus") else None,
         "mounts": ["/", *storage.mounted(site, node, limits)],
         "expect": expectations(site, lock, node, profile),

@@ -23,7 +23,6 @@ class HealthSettings(Settings):
 
     act: bool = True  # mend, drain, resume; false: only tell
     interval: int = Field(300, ge=60)  # seconds between two readings by the timer
-    kernel_messages: str = Field("/dev/kmsg", pattern=r"^/\S+$")
     services: list[str] = Field(default_factory=list)  # besides those of the components on the node
     thresholds: dict[str, float] = Field(default_factory=dict)  # names in profiles/health.json
     ports: dict[str, float] = Field(
@@ -43,5 +42,5 @@ class HealthSettings(Settings):
 
     def expectations(self) -> dict[str, Any]:
         """What the agent compares with, without what is left out."""
-        kept = self.model_dump(exclude={"act", "interval", "kernel_messages", "services"}, exclude_none=True)
+        kept = self.model_dump(exclude={"act", "interval", "services"}, exclude_none=True)
         return {name: value for name, value in kept.items() if value not in ({}, False)}

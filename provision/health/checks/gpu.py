@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from provision.health import xid
-from provision.health.catalogue import Found, check, judged, passed, unknown
+from provision.health.catalogue import Found, check, judged, passed, skipped, unknown
 from provision.health.finding import FAIL, PASS, UNKNOWN, WARN
 from provision.health.limits import Limits
 from provision.health.readings import Device, Missing, Unwanted
@@ -596,7 +596,11 @@ def left_over(gpu: Device, limits: Limits) -> Iterator[Found]:
     action="drain",
 )
 def libraries(node: Device, limits: Limits) -> Iterator[Found]:
+    no_cuda = limits.site.get("cannot", {}).get("cuda")
     for name, state in node["libraries"].items():
+        if name.startswith("libcuda") and no_cuda is not None:
+            yield skipped(no_cuda, subject=f"{node.subject} {name}")
+            continue
         yield judged(
             state == "ok", f"{name}: {state}", "loaded", advice="reinstall the driver's libraries; ldconfig"
         )
@@ -610,6 +614,7 @@ def libraries(node: Device, limits: Limits) -> Iterator[Found]:
     accepts="read as written",
     action="drain",
     slow=True,
+    needs="cuda",
 )
 def cuda(node: Device, limits: Limits) -> Iterator[Found]:
     for subject, state in node["cuda"].items():

@@ -16,7 +16,8 @@ from provision.health.kernel import events, parse
 from provision.health.readings import Absent, Device, Unread
 from provision.health.sources import Source
 
-NVIDIA, MELLANOX = "0x10de", "0x15b3"
+NVIDIA = "0x10de"
+_MOST_PARTS = 20_000  # reads of kernel messages: no buffer holds more records
 
 
 def _read(path: Path) -> str:
@@ -384,7 +385,7 @@ class Kernel(Source):
     def text(self) -> str:
         """All records, one a line."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
-        parts = []
+        parts: list[bytes] = []
         try:
             while True:
                 try:
@@ -393,7 +394,7 @@ class Kernel(Source):
                     break
                 except BrokenPipeError:
                     continue  # the oldest records were overwritten meanwhile; the next read goes on behind them
-                if not part:
+                if not part or len(parts) >= _MOST_PARTS:
                     break
                 parts.append(part)
         finally:

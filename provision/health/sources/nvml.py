@@ -101,9 +101,19 @@ FIELDS: dict[str, Read] = {
     "pcie.replays": lambda nvml, gpu: nvml.nvmlDeviceGetPcieReplayCounter(gpu),
     "gpu_recovery_action": lambda nvml, gpu: _recovery(_field("GET_GPU_RECOVERY_ACTION")(nvml, gpu)),
 }
-SLOW = {
-    "inforom.checksum_validation": lambda nvml, gpu: nvml.nvmlDeviceValidateInforom(gpu) or "valid"
-}  # 70 ms
+
+
+def _inforom(nvml: Any, gpu: Any) -> str:
+    try:
+        nvml.nvmlDeviceValidateInforom(gpu)
+    except nvml.NVMLError as error:
+        if getattr(error, "value", None) == nvml.NVML_ERROR_CORRUPTED_INFOROM:
+            return "corrupted"
+        raise
+    return "valid"
+
+
+SLOW: dict[str, Read] = {"inforom.checksum_validation": _inforom}  # takes 70 ms a GPU
 
 # calls that tell several values: names -> how they are read
 GROUPS: dict[tuple[str, ...], Callable[[Any, Any], tuple[Any, ...]]] = {
@@ -300,11 +310,10 @@ class Nvml(Source):
     def _topology(self, nvml: Any, handles: list[Any], gpus: list[Device]) -> Any:
         matrix: dict[str, dict[str, str]] = {f"GPU{place}": {} for place in range(len(handles))}
         for a, one in enumerate(handles):
-            links = gpus[a].get("nvlink.links") or []
-            up = sum(1 for link in links if link["up"])
             for b, other in enumerate(handles):
                 if a == b:
                     continue
+                up = min(_links_up(gpus[a]), _links_up(gpus[b]))
                 nvlink = _tried(
                     nvml,
                     _call("nvmlDeviceGetP2PStatus", other, _P2P_INDEX["NVLINK"]),
@@ -318,6 +327,10 @@ class Nvml(Source):
                     return ancestor
                 matrix[f"GPU{a}"][f"GPU{b}"] = _ANCESTOR.get(ancestor, f"level {ancestor}")
         return matrix
+
+
+def _links_up(gpu: Device) -> int:
+    return sum(1 for link in gpu.get("nvlink.links") or [] if link["up"])
 
 
 def _call(name: str, *arguments: Any) -> Read:
