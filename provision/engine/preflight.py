@@ -15,6 +15,7 @@ from provision.profiles.gpu import gpu_model
 from provision.site.models import Hardware, Node
 
 LOCK = "/run/provision.lock"
+SAME_MEMORY = 0.01  # less than what Slurm keeps in reserve by itself
 MANIFEST = "/var/lib/provision/manifest.json"
 _READ_MANIFEST = f"""if [ -e {MANIFEST} ]; then cat {MANIFEST}; else echo '{{"components": {{}}}}'; fi"""
 BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
@@ -109,7 +110,7 @@ def parse_gpus(functions: Output) -> dict[str, int] | str:
 def contradictions(node: Node, known: Hardware | None, facts: Facts) -> list[str]:
     """Where a node is not what site file and lock (`known`) say; files are written from these all the same."""
     found = []
-    if known is not None and known != facts.hardware:
+    if known is not None and not _alike(known, facts.hardware):
         found.append(f"hardware is {facts.hardware.model_dump()}, site file or lock say {known.model_dump()}")
     wanted = {node.gpu.model: node.gpu.count} if node.gpu else {}
     if isinstance(facts.gpus, str):
@@ -118,6 +119,12 @@ def contradictions(node: Node, known: Hardware | None, facts: Facts) -> list[str
     elif dict(facts.gpus) != wanted and not _may_be(wanted, facts.gpus):
         found.append(f"GPUs are {_counted(facts.gpus)}, the site file says {_counted(wanted)}")
     return found
+
+
+def _alike(known: Hardware, seen: Hardware) -> bool:
+    """The same CPUs, and as much memory but for what kernels keep for themselves, never the same."""
+    same_cpus = seen.model_copy(update={"memory": known.memory}) == known
+    return same_cpus and abs(seen.memory - known.memory) <= SAME_MEMORY * known.memory
 
 
 def _may_be(wanted: Mapping[str, int], seen: Mapping[str, int]) -> bool:

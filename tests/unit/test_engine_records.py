@@ -102,6 +102,10 @@ def test_other_cpus_or_memory_are_contradicted(tmp_path: Path) -> None:
     (text,) = preflight.contradictions(worker(None), known, facts)
     assert "'threads': 2" in text
     assert "'threads': 1" in text
+    memory = facts.hardware.memory
+    for share, told in ((0.995, 0), (1.005, 0), (0.95, 1), (1.5, 1)):
+        other = facts.hardware.model_copy(update={"memory": int(memory * share)})
+        assert len(preflight.contradictions(worker(None), other, facts)) == told
 
 
 def test_limits_match_by_pattern_and_a_wrong_file_is_said() -> None:
