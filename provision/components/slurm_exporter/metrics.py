@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
 DEADLINE = 20  # seconds for one question
 NODES = ("scontrol", "show", "nodes", "--json")
-JOBS = ("squeue", "--json")
+JOBS = ("squeue", "--states=all", "--json")  # left out, squeue hides jobs that have just ended
 STATISTICS = ("sdiag", "--json")
 SHARES = ("sshare", "-a", "-P", "-n", "-o", "Account,User,FairShare,EffectvUsage,NormShares")
 DATABASE = ("sacctmgr", "-nP", "show", "cluster", "format=cluster")
