@@ -40,6 +40,7 @@ SCRAPE = (
 # Beside the packages' own files, which stay as they came: an upgrade then has nothing to ask.
 CONFIG = "/etc/prometheus/provision.yml"
 RULES = "/etc/prometheus/rules"
+RUNBOOKS = "docs/runbooks"  # in this project's documentation
 ALERTMANAGER_CONFIG = "/etc/prometheus/provision-alertmanager.yml"
 PEERS = "/etc/prometheus/provision-peers.yml"
 PASSWORD = "/etc/prometheus/provision-password"
@@ -242,21 +243,44 @@ def _login(site: Site, other: RemoteWrite | Federation, key: str) -> dict[str, A
     return {"basic_auth": login}
 
 
+def runbook(file: str, alert: str) -> str:
+    """Where an alert of a file of rules is explained."""
+    return f"{RUNBOOKS}/{file}.md#{alert.lower()}"
+
+
+@cache
+def rule_groups() -> dict[str, list[dict[str, Any]]]:
+    """Name of a file of rules -> its groups, as Prometheus reads them; every alert says where its runbook is."""
+    folder = files("provision.components.prometheus").joinpath("rules")
+    paths = sorted((each for each in folder.iterdir() if each.name.endswith(".yml")), key=lambda each: each.name)
+    found = {each.name.removesuffix(".yml"): yaml.safe_load(each.read_text())["groups"] for each in paths}
+    for name, groups in found.items():
+        for rule in alerts(groups):
+            rule["annotations"]["runbook"] = runbook(name, rule["alert"])
+    return found
+
+
+def alerts(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rules of `groups` that are alerts."""
+    return [rule for group in groups for rule in group["rules"] if "alert" in rule]
+
+
 @cache
 def rules() -> dict[str, str]:
-    """Path on a monitor -> text, of every file of rules: as they are, their placeholders look like a template's."""
-    folder = files("provision.components.prometheus").joinpath("rules")
+    """Path on a monitor -> text, of every file of rules."""
     return {
-        f"{RULES}/provision-{each.name}": each.read_text()
-        for each in sorted(folder.iterdir(), key=lambda each: each.name)
-        if each.name.endswith(".yml")
+        f"{RULES}/provision-{name}.yml": yaml.safe_dump({"groups": groups}, sort_keys=False, width=1000)
+        for name, groups in rule_groups().items()
     }
 
 
 def expected_rules() -> dict[str, set[str]]:
     """Group -> names of its alerts, where it has any."""
-    groups = [group for text in rules().values() for group in yaml.safe_load(text)["groups"]]
-    return {group["name"]: {rule["alert"] for rule in group["rules"] if "alert" in rule} for group in groups}
+    return {
+        group["name"]: {rule["alert"] for rule in alerts([group])}
+        for groups in rule_groups().values()
+        for group in groups
+    }
 
 
 def alertmanager_yml(site: Site, settings: MonitoringSettings) -> str:
