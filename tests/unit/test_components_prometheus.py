@@ -250,7 +250,7 @@ def test_every_alert_has_a_severity_and_a_summary_that_says_where() -> None:
     assert len({rule["alert"] for rule in alerts()}) == len(alerts()), "two alerts of one name"
     for rule in alerts():
         assert rule["labels"]["severity"] in ("critical", "warning", "none"), rule["alert"]
-        assert rule["annotations"].keys() == {"summary"}, rule["alert"]
+        assert rule["annotations"].keys() == {"summary", "runbook"}, rule["alert"]
 
 
 def test_groups_of_rules_are_what_the_check_expects() -> None:
