@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+import yaml
 
+from provision.components.prometheus import exports
 from provision.engine.controller import converge
 from provision.engine.remote import connect
 from provision.lab import Lab
@@ -18,6 +21,7 @@ from provision.site.models import Site
 from provision.verify.run import verify
 
 HEAD, WORKER = "lab-head", "lab-gpu-1"
+RULE_TESTS = Path(__file__).parents[1] / "rules"
 
 
 def bring_up(site: Site, *, forecast: bool = False) -> Document:
@@ -240,28 +244,22 @@ def test_a_wrong_password_and_plain_http_are_refused(site: Site) -> None:
     assert {command: output_of(site, WORKER, command) for command in tried} == tried
 
 
-def test_rules_fire_for_a_node_that_is_down_and_a_clock_that_is_off(site: Site) -> None:
-    """Prometheus' own unit tests of rules, on the file as it is installed."""
-    tests = f"""
-rule_files: [{RULES}]
-evaluation_interval: 1m
-tests:
-  - interval: 1m
-    input_series:
-      - {{series: 'up{{job="node", node="a"}}', values: '1 0 0 0 0'}}
-      - {{series: 'node_time_seconds{{node="b"}}', values: '600 660 720 780 840'}}
-      - {{series: 'node_filesystem_avail_bytes{{node="c", mountpoint="/", fstype="ext4"}}', values: '9x20'}}
-      - {{series: 'node_filesystem_size_bytes{{node="c", mountpoint="/", fstype="ext4"}}', values: '100x20'}}
-      - {{series: 'node_filesystem_readonly{{node="c", mountpoint="/", fstype="ext4"}}', values: '0x20'}}
-    promql_expr_test:
-      - {{expr: 'count(ALERTS{{alertname="NodeDown", alertstate="firing", node="a"}})', eval_time: 4m,
-          exp_samples: [{{value: 1}}]}}
-      - {{expr: 'count(ALERTS{{alertname="ClockSkew", alertstate="firing", node="b"}})', eval_time: 4m,
-          exp_samples: [{{value: 1}}]}}
-      - {{expr: 'count(ALERTS{{alertname="FilesystemNearlyFull", alertstate="firing", node="c"}})', eval_time: 12m,
-          exp_samples: [{{value: 1}}]}}
-      - {{expr: 'count(ALERTS{{node=~"a|b|c"}})', eval_time: 0m, exp_samples: [{{value: 2}}]}}
-"""
+def as_installed(file: Path) -> str:
+    """A test of rules, of the file on a monitor: there every alert also says where its runbook is."""
+    document = yaml.safe_load(file.read_text())
+    document["rule_files"] = [f"{exports.RULES}/provision-{file.stem}.yml"]
+    for group in document["tests"]:
+        for expected in group["alert_rule_test"]:
+            for alert in expected.get("exp_alerts", ()):
+                alert["exp_annotations"]["runbook"] = exports.runbook(file.stem, expected["alertname"])
+    return yaml.safe_dump(document, width=1000)
+
+
+@pytest.mark.parametrize("file", sorted(RULE_TESTS.glob("*.yml")), ids=lambda file: file.stem)
+def test_installed_rules_do_what_their_tests_say(site: Site, file: Path) -> None:
+    path = f"/tmp/test-{file.name}"
     on_node(
-        site, HEAD, f"cat >/tmp/rules-test.yml <<'EOF'\n{tests}\nEOF\npromtool test rules /tmp/rules-test.yml"
+        site,
+        HEAD,
+        f"cat >{path} <<'EOF'\n{as_installed(file)}EOF\npromtool test rules {path}; rc=$?; rm {path}; exit $rc",
     )

@@ -115,9 +115,7 @@ def test_rules_do_what_their_tests_say(file: str) -> None:
 
 
 def expressions() -> list[str]:
-    return [
-        rule["expr"] for groups in rule_groups().values() for group in groups for rule in group["rules"]
-    ]
+    return [rule["expr"] for groups in rule_groups().values() for group in groups for rule in group["rules"]]
 
 
 def values_of(label: str) -> set[str]:

@@ -252,7 +252,9 @@ def runbook(file: str, alert: str) -> str:
 def rule_groups() -> dict[str, list[dict[str, Any]]]:
     """Name of a file of rules -> its groups, as Prometheus reads them; every alert says where its runbook is."""
     folder = files("provision.components.prometheus").joinpath("rules")
-    paths = sorted((each for each in folder.iterdir() if each.name.endswith(".yml")), key=lambda each: each.name)
+    paths = sorted(
+        (each for each in folder.iterdir() if each.name.endswith(".yml")), key=lambda each: each.name
+    )
     found = {each.name.removesuffix(".yml"): yaml.safe_load(each.read_text())["groups"] for each in paths}
     for name, groups in found.items():
         for rule in alerts(groups):

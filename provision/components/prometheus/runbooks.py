@@ -1,4 +1,4 @@
-"""All alerts as a table for docs/runbooks: `python -m provision.components.prometheus.runbooks FILE` renews it there."""
+"""All alerts as a table: `python -m provision.components.prometheus.runbooks docs/runbooks/README.md` renews it there."""
 
 from __future__ import annotations
 
