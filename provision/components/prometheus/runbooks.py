@@ -1,4 +1,4 @@
-"""All alerts as a table: `python -m provision.components.prometheus.runbooks docs/runbooks/README.md` renews it there."""
+"""All alerts as a table: `python -m provision.components.prometheus.runbooks docs/runbooks/README.md` renews it."""
 
 from __future__ import annotations
 
