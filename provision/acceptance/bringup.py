@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from provision.acceptance import decide
+from provision.burnin.launch import closed as burnin_closed
 from provision.burnin.run import Options, run_burnin
 from provision.components.slurm import acceptance as slurm
 from provision.engine import headstate, preflight, runs
@@ -118,9 +119,9 @@ def _climb(
     verified = _verify(site, converged, sudo_password, SETTLE if just_changed else 0.0, show)
     parts.append(verified)
     workers = {node.name for node in site.with_role("worker")}
-    states.move(
-        decide.after_verify(states.states([node.name for node in converged]), verified.nodes, workers)
-    )
+    closed = burnin_closed(states.shell.run) if site.enabled("slurm") else {}
+    before = states.states([node.name for node in converged])
+    states.move(decide.after_verify(before, verified.nodes, workers, closed))
     wanted = ("verified", "burned-in", "admitted") if burnin_all else ("verified", "burned-in")
     waiting = [node for node in converged if node.name in workers and states.state(node.name) in wanted]
     if not waiting or not site.enabled("slurm"):

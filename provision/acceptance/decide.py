@@ -38,13 +38,23 @@ def after_apply(before: Mapping[str, Acceptance], results: Mapping[str, NodeResu
 
 
 def after_verify(
-    states: Mapping[str, State], results: Mapping[str, NodeResult], workers: Collection[str]
+    states: Mapping[str, State],
+    results: Mapping[str, NodeResult],
+    workers: Collection[str],
+    closed: Mapping[str, str],
 ) -> dict[str, Transition]:
     """Nodes that pass are verified; ones without work to take are admitted; failing ones are quarantined.
 
-    No more than `withdrawals` admitted nodes are withdrawn in one go: a broken check must not empty a cluster.
+    An admitted node that this tool itself has closed since (`closed`: why) has lost its admission, by a burn-in that
+    was interrupted or failed, and earns it again. No more than `withdrawals` admitted nodes are withdrawn in one go:
+    a broken check must not empty a cluster.
     """
-    moved: dict[str, Transition] = {}
+    moved = {
+        node: Transition(node, "configured", closed[node])
+        for node in results
+        if states[node] == "admitted" and node in closed
+    }
+    states = {**states, **{node: move.state for node, move in moved.items()}}
     failing = [
         node
         for node, result in results.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from provision.burnin.launch import closed as burnin_closed
 from provision.components.slurm import acceptance as slurm
 from provision.engine import headstate, runs
 from provision.engine.journal import Journal
@@ -67,6 +68,7 @@ def _scheduler_findings(
     """What the scheduler says of workers, beside what we say; one finding where it cannot be asked."""
     try:
         states = slurm.states(run)
+        closed = burnin_closed(run)
     except slurm.SlurmError as error:
         return [
             Finding(
@@ -79,16 +81,18 @@ def _scheduler_findings(
             )
         ]
     return [
-        _scheduler_finding(node.name, states.get(node.name), results[node.name])
+        _scheduler_finding(node.name, states.get(node.name), results[node.name], closed.get(node.name))
         for node in nodes
         if node.name in states or (node.has("worker") and results[node.name].state == "admitted")
     ]
 
 
-def _scheduler_finding(name: str, node: slurm.NodeState | None, result: NodeResult) -> Finding:
-    """An admitted node that takes no work is worth a word."""
+def _scheduler_finding(
+    name: str, node: slurm.NodeState | None, result: NodeResult, closed: str | None
+) -> Finding:
+    """An admitted node that takes no work is worth a word; `closed`: why this tool itself keeps it from jobs."""
     admitted = result.state == "admitted"
-    usable = node is not None and node.usable
+    usable = node is not None and node.usable and closed is None
     read = (
         "not known to Slurm" if node is None else f"{node.word}: {node.reason}" if node.reason else node.word
     )
@@ -98,6 +102,10 @@ def _scheduler_finding(name: str, node: slurm.NodeState | None, result: NodeResu
         subject=name,
         read=read,
         expected="takes jobs" if admitted else None,
+        why=closed if admitted else None,
+        action="run `provision up`: it burns the node in again, then opens it"
+        if admitted and closed
+        else None,
         source=SOURCE,
     )
 

@@ -25,7 +25,7 @@ from importlib.resources import files
 from shlex import join, quote
 
 from provision.components.slurm import acceptance
-from provision.components.slurm.exports import slurm_fold
+from provision.components.slurm.exports import ours, slurm_fold
 from provision.site.hostlist import expand
 
 RESERVATION = "provision-burnin"
@@ -215,6 +215,28 @@ def parse_topology(text: str) -> dict[str, str]:
     return {node: switch for switch, nodes in leaves for node in expand(nodes)}
 
 
+def closed(run: acceptance.Run) -> dict[str, str]:
+    """Node -> why, for those that this tool itself keeps from users' jobs while nothing is under way on them.
+
+    They are drained with its mark, or behind the reservation of a burn-in that has no job left. Raises SlurmError.
+    """
+    found: dict[str, str] = {}
+    for reservation, nodes in parse_reservations(acceptance.asked(run, _RESERVATIONS)).items():
+        if not acceptance.asked(run, _jobs_in(reservation)).strip():
+            found |= dict.fromkeys(nodes, f"reserved by a burn-in that was interrupted: {reservation}")
+    for state in acceptance.states(run).values():
+        if state.drained and state.reason is not None and ours(state.reason):
+            found[state.name] = state.reason
+    return found
+
+
+_RESERVATIONS = "scontrol show reservation -o"
+
+
+def _jobs_in(reservation: str) -> str:
+    return f"squeue -h -R {quote(reservation)} -o '%i %T'"
+
+
 class Launcher:
     """Burn-in jobs through the head's Slurm; `run` executes as root on the head."""
 
@@ -244,11 +266,11 @@ class Launcher:
 
         Raises LaunchError while a job still runs there: that is another burn-in.
         """
-        leftovers = parse_reservations(self._ask("scontrol show reservation -o"))
+        leftovers = parse_reservations(self._ask(_RESERVATIONS))
         for reservation, reserved in leftovers.items():
             if not set(reserved) & set(nodes):
                 continue
-            running = self._ask(f"squeue -h -R {quote(reservation)} -o '%i %T'").split("\n")[0]
+            running = self._ask(_jobs_in(reservation)).split("\n")[0]
             if running.strip():
                 raise LaunchError(
                     f"another burn-in runs on {slurm_fold(reserved)}: job {running} in {reservation}",

@@ -41,18 +41,36 @@ def test_converged_nodes_are_configured_and_others_stay_where_they_are() -> None
     ],
 )
 def test_verify_moves_a_node(state: State, verdict: str, worker: bool, expected: str | None) -> None:
-    moved = after_verify({"n": state}, {"n": result(verdict, "why")}, {"n"} if worker else set())
+    moved = after_verify({"n": state}, {"n": result(verdict, "why")}, {"n"} if worker else set(), {})
     assert (moved["n"].state if "n" in moved else None) == expected
 
 
 def test_an_admitted_node_that_fails_is_withdrawn_from_the_scheduler() -> None:
-    assert after_verify({"n": "admitted"}, {"n": result("fail", "why")}, {"n"})["n"].withdraw
+    assert after_verify({"n": "admitted"}, {"n": result("fail", "why")}, {"n"}, {})["n"].withdraw
+
+
+@pytest.mark.parametrize(
+    ("state", "verdict", "expected"),
+    [
+        ("admitted", "pass", "verified"),
+        ("admitted", "unknown", "configured"),
+        ("admitted", "fail", "quarantined"),
+        ("verified", "pass", None),
+    ],
+)
+def test_an_admitted_node_that_this_tool_closed_since_earns_its_admission_again(
+    state: State, verdict: str, expected: str | None
+) -> None:
+    moved = after_verify(
+        {"n": state}, {"n": result(verdict, "why")}, {"n"}, {"n": "provision: burn-in was interrupted"}
+    )
+    assert (moved["n"].state if "n" in moved else None) == expected
 
 
 def test_no_more_than_two_nodes_or_five_percent_are_withdrawn_at_once() -> None:
     nodes = [f"n{i}" for i in range(100)]
     moved = after_verify(
-        dict.fromkeys(nodes, "admitted"), {n: result("fail", "why") for n in nodes}, set(nodes)
+        dict.fromkeys(nodes, "admitted"), {n: result("fail", "why") for n in nodes}, set(nodes), {}
     )
     assert len(moved) == 5
     assert [withdrawals(count) for count in (1, 10, 40, 41, 2000)] == [2, 2, 2, 2, 100]

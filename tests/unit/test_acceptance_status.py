@@ -93,6 +93,16 @@ def test_an_admitted_node_that_takes_no_work_is_worth_a_word(
     assert (finding.verdict, finding.read, finding.expected) == (Verdict.WARN, read, "takes jobs")
 
 
+def test_an_admitted_node_that_an_interrupted_burn_in_left_reserved_is_told_with_what_to_do(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why = "reserved by a burn-in that was interrupted: provision-burnin-1a"
+    monkeypatch.setattr(module, "burnin_closed", lambda run: {"g1": why})
+    finding = of(look(site, monkeypatch, slurm(g1=["IDLE", "RESERVED"])), "g1")
+    assert (finding.verdict, finding.why) == (Verdict.WARN, why)
+    assert "provision up" in str(finding.action)
+
+
 def test_a_scheduler_that_cannot_be_asked_leaves_the_acceptance_as_it_is(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,10 @@
 """The burn-in job as Slurm gets it, and what is read from Slurm's answers."""
 
 import io
+import json
 import zipfile
+
+import pytest
 
 from provision.burnin.launch import (
     FORGOTTEN,
@@ -9,11 +12,14 @@ from provision.burnin.launch import (
     JobState,
     archive,
     batch_script,
+    closed,
     parse_accounting,
     parse_partitions,
     parse_queue,
     parse_reservations,
 )
+from provision.components.slurm.acceptance import SlurmError
+from provision.engine.remote import Output
 
 JOB = Job(
     nodes=("gpu-2", "gpu-1"),
@@ -99,6 +105,31 @@ def test_only_our_own_reservations_are_found():
     )
     assert parse_reservations(text) == {"provision-burnin-1a": ("gpu-1", "gpu-2"), "provision-burnin-2b": ()}
     assert parse_reservations("No reservations in the system\n") == {}
+
+
+def test_what_a_burn_in_left_closed_is_told_from_one_that_runs_and_from_a_persons_drain():
+    def run(command: str, stdin: bytes | None = None, timeout: float = 0) -> Output:
+        if command.startswith("squeue"):
+            return Output(0, "7 RUNNING\n" if "burnin-2b" in command else "", "")
+        if "reservation" in command:
+            left = "ReservationName=provision-burnin-1a Nodes=gpu-1\n"
+            return Output(0, f"{left}ReservationName=provision-burnin-2b Nodes=gpu-2\n", "")
+        reasons = {"gpu-3": "provision: awaiting acceptance", "gpu-4": "bad fan", "gpu-5": "provision: old"}
+        nodes = [
+            {"name": name, "state": ["IDLE"] if name == "gpu-5" else ["IDLE", "DRAIN"], "reason": reason}
+            for name, reason in reasons.items()
+        ]
+        return Output(0, json.dumps({"nodes": nodes}), "")
+
+    assert closed(run) == {
+        "gpu-1": "reserved by a burn-in that was interrupted: provision-burnin-1a",
+        "gpu-3": "provision: awaiting acceptance",
+    }
+
+
+def test_what_cannot_be_asked_is_not_taken_for_open():
+    with pytest.raises(SlurmError, match="Unable to contact"):
+        closed(lambda *_, **__: Output(1, "", "Unable to contact slurm controller\n"))
 
 
 def test_partitions_of_each_node():

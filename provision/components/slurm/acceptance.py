@@ -238,7 +238,7 @@ def _number(value: object) -> int | None:
 
 def states(run: Run) -> dict[str, NodeState]:
     """All nodes of slurmctld, by name. Raises SlurmError."""
-    return parse_nodes(_asked(run, "scontrol show nodes --json"))
+    return parse_nodes(asked(run, "scontrol show nodes --json"))
 
 
 def admit(run: Run, nodes: Collection[str], *, pause: Callable[[float], None] = time.sleep) -> dict[str, str]:
@@ -258,7 +258,7 @@ def admit(run: Run, nodes: Collection[str], *, pause: Callable[[float], None] = 
         elif state is not None and not state.usable:
             opened.append(name)
     if opened:
-        _asked(run, f"scontrol update nodename={quote(slurm_fold(opened))} state=resume")
+        asked(run, f"scontrol update nodename={quote(slurm_fold(opened))} state=resume")
         refused |= _await_usable(run, opened, pause)
     return refused
 
@@ -309,7 +309,7 @@ def quarantine(run: Run, nodes: Collection[str], reason: str) -> list[str]:
             continue
         closing.append(name)
     if closing:
-        _asked(run, f"scontrol update nodename={quote(slurm_fold(closing))} state=drain reason={quote(text)}")
+        asked(run, f"scontrol update nodename={quote(slurm_fold(closing))} state=drain reason={quote(text)}")
     return closing
 
 
@@ -319,7 +319,8 @@ def mark(reason: str) -> str:
     return text if ours(text) else f"{MARK} {text}"
 
 
-def _asked(run: Run, command: str) -> str:
+def asked(run: Run, command: str) -> str:
+    """What a command of Slurm's answers. Raises SlurmError with its words."""
     answer = run(command, timeout=_TIMEOUT)
     if answer.rc != 0:
         said = (answer.stderr or answer.stdout).strip() or f"exit {answer.rc}"
