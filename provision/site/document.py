@@ -88,18 +88,20 @@ def parse_document(text: str, document: Document) -> None:
         _broken(document, 1, 1, "the file is empty", action="`provision init FILE` writes one to start from")
         return
     document.data = _Builder(document).build(root, ())
+    if document.data is None and not document.problems:
+        _broken(document, 1, 1, "holds nothing", action="`provision init FILE` writes one to start from")
 
 
 def _read(path: Path, document: Document) -> str | None:
     try:
+        kind = path.stat().st_mode  # before it is opened: that waits for a writer where it is a pipe
+        if not stat.S_ISREG(kind):
+            _broken(
+                document, None, None, "a folder, not a file" if stat.S_ISDIR(kind) else "not a regular file"
+            )
+            return None
         with path.open("rb") as opened:
-            if not stat.S_ISREG(path.stat().st_mode):
-                _broken(document, None, None, "not a regular file")
-                return None
             content = opened.read(LARGEST_FILE + 1)
-    except IsADirectoryError:
-        _broken(document, None, None, "a folder, not a file")
-        return None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         _broken(document, None, None, f"cannot be read: {reason}")

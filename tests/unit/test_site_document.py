@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,8 @@ def test_anchors_and_merges_are_followed_and_written_keys_win() -> None:
     [
         ("", 1, "empty"),
         ("# only a comment\n", 1, "empty"),
+        ("null\n", 1, "holds nothing"),
+        ("--- ~\n", 1, "holds nothing"),
         ("a: 1\nb: 2\na: 3\n", 3, "stands twice, first on line 1"),
         ("a:\n\tb: 1\n", 2, "tab"),
         ("a: [1, 2\n", 2, "expected"),
@@ -125,6 +128,8 @@ def test_folders_and_absent_files(tmp_path: Path) -> None:
     assert "a folder" in examine(tmp_path).problems[0].message
     assert "No such file" in examine(tmp_path / "none.yml").problems[0].message
     assert "not a regular file" in examine(Path("/dev/null")).problems[0].message
+    os.mkfifo(tmp_path / "pipe.yml")  # nobody will ever write to it
+    assert "not a regular file" in examine(tmp_path / "pipe.yml").problems[0].message
     assert examine(Path("a\0b")).errors
 
 
