@@ -8,10 +8,12 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 from provision.burnin import isolate
+from provision.burnin.direct import AT_ONCE, Direct
 from provision.burnin.isolation import Experiment, Measurement
 from provision.burnin.judge import Expected, Judgement, judge, limits_used
 from provision.burnin.launch import Job, Launcher, LaunchError, Outcome, StillRunning
@@ -22,7 +24,7 @@ from provision.components.slurm import acceptance
 from provision.components.slurm.exports import AWAITING, ours
 from provision.engine import headstate, runs
 from provision.engine.journal import journaled
-from provision.engine.remote import RemoteError, connect
+from provision.engine.remote import RemoteError, RootShell, connect
 from provision.engine.stop import on_stop
 from provision.report.model import Document, NodeResult, Verdict, worst
 from provision.site.hostlist import fold
@@ -64,7 +66,7 @@ def run_burnin(
     settings = site.file.burnin
     launcher = Launcher(run, settings.user, progress, stop=stop)
     workers = [node for node in nodes if node.has("worker")]
-    burnin = _Burnin(workers, run, launcher, settings, options, site.file.networks.fabric)
+    burnin = _Burnin(workers, settings, options, site.file.networks.fabric, run=run, launcher=launcher)
     try:
         judgement = burnin.behind_reservation()
     except (LaunchError, acceptance.SlurmError) as error:
@@ -90,6 +92,7 @@ def burn_in(
 ) -> Document:
     """`run_burnin` as the verb runs it: through a shell of its own on the head, with an entry in the journal.
 
+    Without Slurm the nodes are spoken to themselves, and nothing but the verdict tells whether they may be used.
     A head that cannot be talked to makes every node UNKNOWN. Raises JournalError before anything is done, and
     KeyboardInterrupt once what was begun has been taken back.
     """
@@ -97,12 +100,12 @@ def burn_in(
     stop = threading.Event()
     with journaled(site, "burnin") as entry:
         try:
-            shell = connect(site, site.head, sudo_password=sudo_password)
-            try:
-                with on_stop(stop.set):
-                    document = run_burnin(site, nodes, shell.run, options, progress=progress, stop=stop)
-            finally:
-                shell.close()
+            with on_stop(stop.set):
+                document = (
+                    _through_head(site, nodes, options, sudo_password, progress, stop)
+                    if site.enabled("slurm")
+                    else _directly(site, nodes, options, sudo_password, progress, stop)
+                )
         except RemoteError as error:
             unknown = NodeResult(verdict=Verdict.UNKNOWN, reason=str(error))
             document = Document(
@@ -117,6 +120,89 @@ def burn_in(
         runs.keep(site, entry, document, sudo_password=sudo_password)
         entry.conclude(document)
     return document
+
+
+def _through_head(
+    site: Site,
+    nodes: Sequence[Node],
+    options: Options,
+    sudo_password: str | None,
+    progress: Callable[[str], None],
+    stop: threading.Event,
+) -> Document:
+    shell = connect(site, site.head, sudo_password=sudo_password)
+    try:
+        return run_burnin(site, nodes, shell.run, options, progress=progress, stop=stop)
+    finally:
+        shell.close()
+
+
+def _directly(
+    site: Site,
+    nodes: Sequence[Node],
+    options: Options,
+    sudo_password: str | None,
+    progress: Callable[[str], None],
+    stop: threading.Event,
+) -> Document:
+    """Over ssh to every worker. Nodes that cannot be reached are left out: unknown."""
+    start = time.monotonic()
+    settings = site.file.burnin
+    workers = [node for node in nodes if node.has("worker")]
+    shells: dict[str, RootShell] = {}
+    left_out: dict[str, str] = {}
+
+    def reach(node: Node) -> None:
+        try:
+            shells[node.name] = connect(site, node, sudo_password=sudo_password)
+        except RemoteError as error:
+            left_out[node.name] = str(error)
+
+    try:
+        with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+            for done in [pool.submit(reach, node) for node in workers]:
+                done.result()
+        usable = [node for node in workers if node.name in shells]
+        burnin = _Judging(workers, settings, options, site.file.networks.fabric)
+        judgement = burnin.judge(_direct_jobs(usable, shells, settings, options, progress, stop), left_out)
+    finally:
+        for shell in shells.values():
+            shell.close()
+    return Document(
+        verb="burnin",
+        site=site.cluster,
+        verdict=judgement.verdict,
+        seconds=round(time.monotonic() - start, 3),
+        nodes=judgement.nodes,
+        findings=judgement.findings,
+        details=burnin.details,
+    )
+
+
+def _direct_jobs(
+    nodes: Sequence[Node],
+    shells: Mapping[str, RootShell],
+    settings: BurninSettings,
+    options: Options,
+    progress: Callable[[str], None],
+    stop: threading.Event,
+) -> Iterable[tuple[list[str], Outcome | LaunchError]]:
+    """One job for all nodes with the same number of GPUs."""
+    for gpus in sorted({gpus_used(node, settings) for node in nodes}, reverse=True):
+        members = [node for node in nodes if gpus_used(node, settings) == gpus]
+        names = [node.name for node in members]
+        job = Direct({name: shells[name].run for name in names}, settings.user, progress, stop=stop)
+        arguments = [
+            *("--device", "cuda" if gpus else "cpu", "--level", options.level),
+            *(["--minutes", f"{options.minutes:g}"] if options.minutes else []),
+            *(["--inject", options.inject] if options.inject else []),
+        ]
+        seconds = 60.0 * limit_minutes(options.level, options.minutes)
+        root = str(settings.directory)
+        try:
+            yield names, job.run(root, _addresses(members), max(1, gpus), settings.python, arguments, seconds)
+        except LaunchError as error:
+            yield names, error
 
 
 def limit_minutes(level: str, minutes: float | None) -> int:
@@ -149,10 +235,10 @@ def _closed_by_us(state: acceptance.NodeState) -> bool:
 
 
 @dataclass
-class _Burnin:
+class _Judging:
+    """What is known of the nodes before, and what the runs came to."""
+
     workers: Sequence[Node]
-    run: acceptance.Run
-    launcher: Launcher
     settings: BurninSettings
     options: Options
     fabric: Fabric | None
@@ -167,6 +253,48 @@ class _Burnin:
             for node in self.workers
         }
 
+    def judge(
+        self, jobs: Iterable[tuple[list[str], Outcome | LaunchError]], left_out: Mapping[str, str]
+    ) -> Judgement:
+        expected = self.expected
+        parts = [judge(None, {name: expected[name] for name in left_out}, left_out=left_out)]
+        runs = self.details.setdefault("runs", [])
+        for names, outcome in jobs:
+            part = {name: expected[name] for name in names}
+            if isinstance(outcome, LaunchError):
+                parts.append(_could_not_run(part, outcome))
+                continue
+            runs.append({"job": outcome.job, "nodes": fold(names), "directory": outcome.directory})
+            result, why = _read(outcome)
+            used: dict[str, dict[str, Any]] = {}
+            if result is not None and outcome.result is not None:
+                used = limits_used(result, part, self.settings.limits)
+                self.details.setdefault("burnin", json.loads(outcome.result))
+                self.details.setdefault("limits", used)
+            source = f"{outcome.directory}/result.json"
+            judgement = judge(result, part, limits=self.settings.limits, why_no_result=why, source=source)
+            if result is not None and isolate.wanted(result, judgement):
+                judgement = self.isolated(result, judgement, used)
+            parts.append(judgement)
+        nodes = {name: part.nodes[name] for name in expected for part in parts if name in part.nodes}
+        findings = [finding for part in parts for finding in part.findings]
+        return Judgement(worst(part.verdict for part in parts if part.nodes), nodes, findings)
+
+    def isolated(
+        self, result: BurninResult, judgement: Judgement, used: Mapping[str, Mapping[str, Any]]
+    ) -> Judgement:
+        """More runs, to find what makes the nodes slow together; none where no scheduler keeps others off."""
+        return judgement
+
+
+@dataclass
+class _Burnin(_Judging):
+    """The same behind a reservation of Slurm's."""
+
+    run: acceptance.Run = field(kw_only=True)
+    launcher: Launcher = field(kw_only=True)
+    reservation: str = ""
+
     def behind_reservation(self) -> Judgement:
         """The order of `provision.burnin.launch`: no way out of here leaves a node open that was not."""
         names = [node.name for node in self.workers]
@@ -180,7 +308,8 @@ class _Burnin:
         try:
             left_out |= acceptance.admit(self.run, known, pause=self.launcher.pause)
             usable = [node for node in self.workers if node.name not in left_out]
-            judgement = self._judge(self._jobs(usable, reservation), left_out, reservation)
+            self.reservation = reservation
+            judgement = self.judge(self._jobs(usable, reservation), left_out)
         except StillRunning:
             raise  # the nodes stay reserved; the next burn-in or a person looks after them
         except BaseException:
@@ -235,48 +364,14 @@ class _Burnin:
         number = self.launcher.submit(job)
         return self.launcher.follow(number, job, self.options.wait + 60 * job.minutes)
 
-    def _judge(
-        self,
-        jobs: Iterable[tuple[list[str], Outcome | LaunchError]],
-        left_out: Mapping[str, str],
-        reservation: str,
-    ) -> Judgement:
-        expected = self.expected
-        parts = [judge(None, {name: expected[name] for name in left_out}, left_out=left_out)]
-        runs = self.details.setdefault("runs", [])
-        for names, outcome in jobs:
-            part = {name: expected[name] for name in names}
-            if isinstance(outcome, LaunchError):
-                parts.append(_could_not_run(part, outcome))
-                continue
-            runs.append({"job": outcome.job, "nodes": fold(names), "directory": outcome.directory})
-            result, why = _read(outcome)
-            used: dict[str, dict[str, Any]] = {}
-            if result is not None and outcome.result is not None:
-                used = limits_used(result, part, self.settings.limits)
-                self.details.setdefault("burnin", json.loads(outcome.result))
-                self.details.setdefault("limits", used)
-            source = f"{outcome.directory}/result.json"
-            judgement = judge(result, part, limits=self.settings.limits, why_no_result=why, source=source)
-            if result is not None and isolate.wanted(result, judgement):
-                judgement = self._isolate(result, judgement, used, reservation)
-            parts.append(judgement)
-        nodes = {name: part.nodes[name] for name in expected for part in parts if name in part.nodes}
-        findings = [finding for part in parts for finding in part.findings]
-        return Judgement(worst(part.verdict for part in parts if part.nodes), nodes, findings)
-
-    def _isolate(
-        self,
-        result: BurninResult,
-        judgement: Judgement,
-        used: Mapping[str, Mapping[str, Any]],
-        reservation: str,
+    def isolated(
+        self, result: BurninResult, judgement: Judgement, used: Mapping[str, Mapping[str, Any]]
     ) -> Judgement:
         """Find what makes the nodes of a run slow together, still behind the reservation."""
         names = list(judgement.nodes)
 
         def run(experiments: Sequence[Experiment]) -> list[Measurement]:
-            jobs = [(each, self._experiment(each, reservation, partition)) for each in experiments]
+            jobs = [(each, self._experiment(each, self.reservation, partition)) for each in experiments]
             return isolate.run_round(self.launcher, jobs, self.options.wait + 60 * EXPERIMENT_MINUTES, _read)
 
         try:

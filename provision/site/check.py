@@ -27,6 +27,8 @@ ROLE_COMPONENTS = {"worker": "slurm", "login": "slurm", "monitor": "prometheus",
 # component -> the roles without which it is nowhere
 NEEDED_ROLES = {"slurm": ("worker",), "prometheus": ("monitor",)}
 
+UNSCHEDULED = "nothing hands out work on these nodes; `provision burnin` can try them over ssh"
+
 # rules that say that something is not there: not to be believed while that part of the file cannot be read
 ABSENT_ROLES = frozenset({"missing-head", "role-without-component", "component-without-role"})
 ABSENT_HOSTS = frozenset({"unknown-host", "unknown-group"})
@@ -193,6 +195,8 @@ def _role_problems(site: Site) -> Iterator[Problem]:
                     key,
                     shown(role),
                     f"`{section}` in the file, which this role is a part of",
+                    why=UNSCHEDULED if role == "worker" else None,
+                    warning=role == "worker",
                 )
             elif role == "control-plane":
                 why = "this role is part of Kubernetes, which is not part of this cluster"

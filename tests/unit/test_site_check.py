@@ -141,7 +141,9 @@ def test_a_role_without_its_component(tmp_path: Path, role: str) -> None:
 
 
 def test_workers_without_a_scheduler(tmp_path: Path) -> None:
-    assert "scheduler.slurm" in str(only(site_file(tmp_path, scheduler={})).expected)
+    problem = only(site_file(tmp_path, scheduler={}))
+    assert "scheduler.slurm" in str(problem.expected)
+    assert problem.warning
 
 
 def test_a_component_without_its_role(tmp_path: Path) -> None:

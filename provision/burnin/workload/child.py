@@ -18,7 +18,7 @@ def command(module: str, function: str, order: Any) -> list[str]:
     root = Path(__file__).parents[package.count(".") + 1]
     start = (
         f"import json, sys; sys.path.insert(0, {str(root)!r}); "
-        f"from {package}.{module} import {function}; {function}(json.loads(sys.argv[1]))"
+        f"from {package}.{module} import {function}; sys.exit({function}(json.loads(sys.argv[1])))"
     )
     return [sys.executable, "-c", start, json.dumps(order)]
 

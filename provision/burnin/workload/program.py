@@ -345,9 +345,11 @@ class Run:
             document["skipped"] += skipped
         if self._begin("checkpoint", level.thorough):
             folder = self.options.out.resolve().parent / f"checkpoint-{self.options.out.stem}"
-            document["checkpoint"] = restart.measure(
-                group, log, device, folder, strategies.lacks_sharding(device) is None
-            )
+            sharded = strategies.lacks_sharding(device) is None
+            try:
+                document["checkpoint"] = restart.measure(group, log, device, folder, sharded)
+            except strategies.Unavailable as error:
+                document["skipped"].append({"what": "checkpoint", "why": str(error), "host": None})
         if self._begin("tools", level.thorough):
             document["tools"] = tools.measure(group, log.folder, self.options.out.resolve().parent)
         self._end_phase()

@@ -28,7 +28,7 @@ from .document import RankLog
 from .group import Group, GroupError, open_store
 from .meshes import Strategy
 from .shapes import SMALL, TINY
-from .strategies import Trainer
+from .strategies import Trainer, Unavailable
 from .system import filesystem
 
 SHAPES = {"cpu": TINY, "cuda": SMALL}
@@ -40,6 +40,12 @@ START_SECONDS = 120.0
 def measure(group: Group, log: RankLog, device: Any, folder: Path, sharded: bool) -> dict[str, Any]:
     """The row for `Checkpoint`. `folder` is the same on all nodes; its content is removed at the end."""
     place = group.placement
+    seen = _seen_everywhere(group, folder)
+    if not all(seen):
+        blind = group.members[seen.index(False)]["host"]
+        raise Unavailable(
+            f"{folder.parent} on {blind} is not that of {group.members[0]['host']}: no shared storage"
+        )
     victim = place.world_size - 1
     kind = "checkpoint"
     address = group.members[0]["address"]
@@ -97,6 +103,19 @@ def measure(group: Group, log: RankLog, device: Any, folder: Path, sharded: bool
         f"{kind}: {row['bytes'] / 1e9:.2f} GB at {rate:.2f} GB/s; losses again: {row['resumed_losses']}"
     )
     return row
+
+
+def _seen_everywhere(group: Group, folder: Path) -> list[bool]:
+    """By rank: whether it sees what rank 0 writes beside `folder`."""
+    mark = folder.with_name(f"{folder.name}-mark")
+    if group.placement.rank == 0:
+        mark.write_text("")
+    group.barrier("checkpoint: folder")
+    os.listdir(folder.parent)  # so that a network file system looks anew
+    seen = group.gather("checkpoint: folder seen", mark.exists())
+    if group.placement.rank == 0:
+        mark.unlink()
+    return [bool(each) for each in seen]
 
 
 def _start(order: dict[str, Any], folder: Path, attempt: str) -> subprocess.Popen[bytes]:
