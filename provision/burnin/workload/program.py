@@ -323,6 +323,7 @@ class Run:
             wrong = faults.get("wrong-element")
             for row in collectives.measure(group, log, device, sizes, level.collectives, wrong):
                 document["skipped" if "what" in row else "collectives"].append(row)
+            self._read_transports()  # now: what comes later may fail for what they tell
             release(device)
         if self._begin("pairs", several):
             document["pairs"] = pairs.measure(group, log, device)
@@ -353,6 +354,8 @@ class Run:
         if self._begin("tools", level.thorough):
             document["tools"] = tools.measure(group, log.folder, self.options.out.resolve().parent)
         self._end_phase()
+        if not document["transports"]:
+            self._read_transports()
 
     def _begin(self, part: str, applies: bool = True) -> bool:
         """Whether to run a part; if so its time starts, and that of the one before ends."""
@@ -380,7 +383,7 @@ class Run:
         """What the nodes and NCCL said meanwhile."""
         group, place = self.group, self.place
         assert group is not None
-        own: dict[str, Any] = {"series": [], "kernel": None, "skipped": None, "transport": None}
+        own: dict[str, Any] = {"series": [], "kernel": None, "skipped": None}
         if self.telemetry and self.messages:
             self.telemetry.stop()
             ranks = {
@@ -391,15 +394,16 @@ class Run:
             own["series"] = self.telemetry.series(place.host, ranks)
             own["skipped"] = self.telemetry.skipped
             own["kernel"] = self.messages.row(place.host)
-        if self.device.type == "cuda":
-            own["transport"] = self._transport()
         for member, answer in zip(group.members, group.gather("telemetry", own)):
             self.document["telemetry"] += answer["series"]
             self.document["kernel"] += [answer["kernel"]] if answer["kernel"] else []
-            self.document["transports"] += [answer["transport"]] if answer["transport"] else []
             if answer["skipped"]:
                 row = {"what": "readings of the GPUs", "why": answer["skipped"], "host": member["host"]}
                 self.document["skipped"].append(row)
+
+    def _read_transports(self) -> None:
+        if self.device.type == "cuda" and self.group is not None:
+            self.document["transports"] = self.group.gather("NCCL's logs", self._transport())
 
     def _transport(self) -> dict[str, Any]:
         rank, ranks = self.place.rank, self.place.world_size
