@@ -10,6 +10,7 @@ import pytest
 from provision.burnin.judge import Expected, judge
 from provision.burnin.result import BurninResult
 from provision.report.model import Verdict
+from provision.site.models import Fabric
 
 RECORDED = Path(__file__).parents[1] / "gpu" / "recorded"
 
@@ -99,3 +100,18 @@ def test_power_was_what_limited_the_clocks() -> None:
         reasons = {int(value) for value in gpu.values["slowdown_reasons"] if value is not None}
         assert 4 in reasons  # SW power cap
         assert not any(reason & (0x8 | 0x40 | 0x80) for reason in reasons)
+
+
+def test_two_nodes_that_went_by_sockets_and_were_one_machine() -> None:
+    """Slurm on one host played two nodes with a GPU each, but gave both the same GPU."""
+    result = recorded("h200-2x1-sockets.json")
+    nodes = {node: Expected(1, None, Fabric(kind="infiniband", rails=8)) for node in ("node-1", "node-2")}
+    judgement = judge(result, nodes)
+    assert {each.verdict for each in judgement.nodes.values()} == {Verdict.FAIL}
+    reasons = {
+        finding.check: str(finding.why) for finding in judgement.findings if finding.verdict is Verdict.FAIL
+    }
+    assert "as well" in reasons["burnin-gpus"]
+    assert "sockets" in reasons["burnin-network"]
+    assert "OutOfMemoryError" in reasons["burnin-ran"]
+    assert any("would take" in left_out.why for left_out in result.skipped)

@@ -97,14 +97,19 @@ def _gpus(result: BurninResult, node: str, expected: Expected) -> Iterable[Judge
     own = [rank for rank in result.ranks if rank.host == node and rank.gpu]
     used = [rank.gpu.uuid or f"rank {rank.rank}" for rank in own if rank.gpu]
     distinct = len(set(used))
-    good = distinct == expected.gpus and len(used) == expected.gpus
+    elsewhere = {rank.gpu.uuid: rank.host for rank in result.ranks if rank.gpu and rank.host != node}
+    shared = [elsewhere[uuid] for uuid in used if uuid in elsewhere]
+    good = distinct == expected.gpus and len(used) == expected.gpus and not shared
+    why = f"{len(used)} ranks used {distinct} different GPUs, expected {expected.gpus}"
+    if shared:
+        why = f"a GPU of {node} is one of {listed(shared)} as well: two nodes by name, one machine"
     yield found(
         Verdict.PASS if good else Verdict.FAIL,
         "burnin-gpus",
         [node],
         read=str(distinct),
         expected=str(expected.gpus),
-        why=None if good else f"{len(used)} ranks used {distinct} different GPUs, expected {expected.gpus}",
+        why=None if good else why,
         action=None if good else f"provision health on {node}: is a GPU lost, or taken by another job?",
     )
     profile = gpu_model(expected.model) if expected.model else None

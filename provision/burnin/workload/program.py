@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import traceback
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -47,6 +48,8 @@ from .telemetry import Telemetry, bare
 PARTS = (
     "collectives", "pairs", "compute", "copies", "replicas", "rotation", "strategies", "checkpoint", "tools",
 )  # fmt: skip
+
+MOST_LETTERS = 300  # of an error in the document; the rank's own lines have all of it
 
 
 class Stopped(Exception):
@@ -224,7 +227,7 @@ class Run:
             return self._leave()
         except Exception as error:  # noqa: BLE001 - the others must hear of it, whatever it was
             self.log.event("traceback", text=traceback.format_exc())
-            text = f"{type(error).__name__}: {error}"
+            text = textwrap.shorten(f"{type(error).__name__}: {error}", MOST_LETTERS)
             self._tell_others(text)
             own = Missing(self.place.rank, self.place.host, text)
             self._fail(GroupError(f"rank {own.rank} on {own.host}: {text}", (own,)))
@@ -433,6 +436,7 @@ class Run:
             self._write()
 
     def _write(self) -> None:
+        self._end_phase()
         if self.place.rank == 0 or self.document["failure"]:
             self.document["seconds"] = round(self.log.seconds, 3)
             write_json(self.options.out, self.document)
