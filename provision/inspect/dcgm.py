@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from provision.health.finding import FAIL, PASS, SKIP, UNKNOWN, WARN
-from provision.inspect.recording import Kind, Recording
+from provision.inspect.recording import Kind, Recording, ends_with_border
 
 # names of tests as versions spell them, to one
 _SAME = {
@@ -220,7 +220,7 @@ def parse_diag_table(text: str) -> Recording:
             results[-1] = (test, subject, before, f"{why} {status}".strip())
     _judge(found, results)
     last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
-    if not re.fullmatch(r"\+-[-+]*\+", last):
+    if not ends_with_border(text):
         tests = {name for name, *_ in results}
         if "inforom" not in tests or not last.startswith("|"):
             found.cut("the table has no end: cut off?")
@@ -434,7 +434,72 @@ def parse_results(text: str) -> Recording:
     return found
 
 
+def is_health(text: str) -> bool:
+    return re.search(r"Health Monitor Report|^\| Overall Health\s", text, re.MULTILINE) is not None
+
+
+def parse_health(text: str) -> Recording:
+    found = Recording("dcgmi health")
+    subject = "node"
+    rows = 0
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if len(cells) != 2 or not cells[0]:
+            continue
+        if re.fullmatch(r"GPU(?: ID)?:? *\d+|GPU", cells[0]):
+            subject = f"{cells[0].replace(' ID', '').replace(':', '')} {cells[1] if cells[0] == 'GPU' else ''}".strip()
+        verdict = {"healthy": PASS, "warning": WARN, "failure": FAIL}.get(cells[1].lower().partition(" ")[0])
+        if verdict is not None:
+            rows += 1
+            action = {WARN: "warn", FAIL: "drain"}.get(verdict)
+            advice = "dcgmi health -c -j; dcgmi diag -r 1" if action else None
+            found.find(
+                verdict,
+                "dcgm-health",
+                subject,
+                f"{cells[0]}: {cells[1]}",
+                "Healthy",
+                action=action,
+                advice=advice,
+            )
+    if not rows:
+        found.cut("no verdict in it")
+    elif not ends_with_border(text):
+        found.cut("the table has no end: cut off?")
+    return found
+
+
+_BURN = re.compile(r"^\s*GPU (\d+): (OK|FAULTY)\s*$", re.MULTILINE)
+
+
+def is_burn(text: str) -> bool:
+    return re.search(r"Tested \d+ GPUs:", text) is not None
+
+
+def parse_burn(text: str) -> Recording:
+    found = Recording("gpu-burn")
+    count = int((re.search(r"Tested (\d{1,4}) GPUs:", text) or ["", "0"])[1])
+    rows = _BURN.findall(text)
+    for number, state in rows:
+        fine = state == "OK"
+        advice = None if fine else "wrong results under load: field diagnostic, replace the GPU"
+        found.find(
+            PASS if fine else FAIL,
+            "gpu-burn",
+            f"GPU {number}",
+            state,
+            "OK",
+            action=None if fine else "rma",
+            advice=advice,
+        )
+    if len(rows) != count:
+        found.cut(f"{count} GPUs were tested, {len(rows)} are told: cut off?")
+    return found
+
+
 KINDS = (
+    Kind("dcgmi health", is_health, parse_health),
+    Kind("gpu-burn", is_burn, parse_burn),
     Kind("dcgmi diag -j", is_diag_json, parse_diag_json),
     Kind("dcgmi diag", is_diag_table, parse_diag_table),
     Kind("dcgmi nvlink -e -j", is_nvlink_json, parse_nvlink_json),

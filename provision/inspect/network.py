@@ -193,7 +193,14 @@ def parse_perfquery(text: str) -> Recording:
                 found.cut(f"{told[1]} is {number!r}, no number")
     for port in ports:
         missing = [name for name, key in _COUNTERS.items() if not port.told(key)]
-        if missing:
+        if len(missing) == len(_COUNTERS) and "PortXmitData" in text:
+            found.find(
+                SKIP,
+                "symbol-errors",
+                port.subject,
+                why="traffic alone, no counters of errors: perfquery without -x",
+            )
+        elif missing:
             found.cut(f"{port.subject} without {', '.join(missing[:3])}: cut off?")
         downed = port.get("link_downed")
         if downed:
@@ -394,7 +401,76 @@ def parse_guids(text: str) -> Recording:
     return found
 
 
+def is_devinfo(text: str) -> bool:
+    return re.search(r"^hca_id:\s", text, re.MULTILINE) is not None
+
+
+def parse_devinfo(text: str) -> Recording:
+    found = Recording("ibv_devinfo")
+    ports: list[Device] = []
+    adapter, firmware = "?", None
+    for line in text.splitlines():
+        field = re.match(r"\s*(hca_id|fw_ver|port|state|port_lid|link_layer):\s+(\S+)", line)
+        if field is None:
+            continue
+        name, told = field[1], field[2]
+        if name == "hca_id":
+            adapter, firmware = told, None
+        elif name == "fw_ver":
+            firmware = told
+        elif name == "port":
+            ports.append(Device(f"{adapter}:{told}", {"device": adapter, "fw_ver": firmware}, found.kind))
+        elif ports and name == "state":
+            ports[-1].values["state"] = told.removeprefix("PORT_")
+        elif ports and name == "port_lid":
+            ports[-1].values["lid"] = _port_value("lid", told)
+        elif ports and name == "link_layer":
+            ports[-1].values["link_layer"] = told
+    for port in ports:
+        if not port.told("state") or not port.told("link_layer"):
+            found.cut(f"{port.subject} is not told to its end: cut off?")
+            port.values.setdefault("state", "unknown")
+        if port.get("link_layer") == "Ethernet":
+            port.values.pop("lid", None)
+    if not ports:
+        found.cut("an adapter without a port: cut off?")
+    found.node = Device("node", {"ports": ports}, found.kind)
+    found.about = f"{len(ports)} ports"
+    return found
+
+
+_RDMA = re.compile(
+    r"(?:\d+/\d+: |link )?(\w+)/(\d+)[: ].*?state (\w+) physical_state (\w+)(?: netdev (\S+))?.*"
+)
+
+
+def is_rdma(text: str) -> bool:
+    return re.search(r"\bstate \w+ physical_state \w+", text) is not None
+
+
+def parse_rdma(text: str) -> Recording:
+    found = Recording("rdma link")
+    ports = []
+    for line in text.splitlines():
+        told = _RDMA.match(line.strip())
+        if told:
+            physical = {"LINK_UP": "LinkUp", "POLLING": "Polling", "DISABLED": "Disabled"}.get(
+                told[4], told[4]
+            )
+            values = {"device": told[1], "state": told[3], "phys_state": physical, "link_layer": "RDMA"}
+            ports.append(Device(f"{told[1]}:{told[2]}", values, found.kind))
+        elif line.strip():
+            found.cut(f"not a line of rdma link: {line.strip()[:60]!r}")
+    if not text.endswith("\n"):
+        found.cut("ends in the middle of a line")
+    found.node = Device("node", {"ports": ports}, found.kind)
+    found.about = f"{len(ports)} ports"
+    return found
+
+
 KINDS = (
+    Kind("ibv_devinfo", is_devinfo, parse_devinfo),
+    Kind("rdma link", is_rdma, parse_rdma),
     Kind("ibstat", is_ibstat, parse_ibstat),
     Kind("ibstatus", is_ibstatus, parse_ibstatus),
     Kind("ibdev2netdev", is_ibdev2netdev, parse_ibdev2netdev),

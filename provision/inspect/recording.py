@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,3 +64,10 @@ class Kind:
     name: str
     is_it: Callable[[str], bool]
     parse: Parser
+
+
+def ends_with_border(text: str) -> bool:
+    """Whether a table in `text` ends with a border as wide as its first one: otherwise something is missing."""
+    borders = re.findall(r"^\s*(\+[-+=]+\+)\s*$", text, re.MULTILINE)
+    last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+    return bool(borders) and last == borders[-1] and len(last) == len(borders[0])

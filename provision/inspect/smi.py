@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 from provision.health.finding import FAIL, SKIP, UNKNOWN, WARN
 from provision.health.kernel import address
 from provision.health.readings import Absent, Device, Unread
-from provision.inspect.recording import Kind, Recording
+from provision.inspect.recording import Kind, Recording, ends_with_border
 
 # ---- values
 
@@ -131,6 +131,7 @@ _PATHS = {
     "retired_pages/pending_blacklist": "retired_pages.pending",
     "retired_pages/pending_retirement": "retired_pages.pending",
     "retired_pages/pending_page_blacklist": "retired_pages.pending",
+    "retired_pages/pending": "retired_pages.pending",
     "temperature/gpu_temp": "temperature.gpu",
     "temperature/gpu_current_temp": "temperature.gpu",
     "temperature/gpu_temp_tlimit": "temperature.gpu.tlimit",
@@ -458,7 +459,7 @@ def _whole(found: Recording, text: str, blocks: list[tuple[str, dict[str, str], 
 # ---- the table
 
 _TABLE_HEAD = re.compile(r"NVIDIA-SMI\s+([\d.]+)\s+(?:Driver|KMD) Version:\s*([\d.]+)")
-_ROW1 = re.compile(r"\s*(\d+)\s+(.+?)\s+(On|Off|N/A)\s*")
+_ROW1 = re.compile(r"\s*(\d+)\s+(.+?)\s+(On|Off|N/A|ERR!)\s*")
 
 
 def is_table(text: str) -> bool:
@@ -468,7 +469,6 @@ def is_table(text: str) -> bool:
 def parse_table(text: str) -> Recording:
     found = Recording("nvidia-smi")
     head = _TABLE_HEAD.search(text)
-    lines = text.splitlines()
     gpus: list[Device] = []
     place = 0
     summary = text.partition("Processes:")[0].partition("MIG devices:")[0].splitlines()
@@ -488,10 +488,9 @@ def parse_table(text: str) -> Recording:
         gpu.values["processes.listed"] = len(
             re.findall(rf"^\|\s+{gpu.values['index']}\s+\S+\s+\S+\s+\d+\s+[CGM+]", text, re.MULTILINE)
         )
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     if not gpus:
         found.cut("the table has no GPU")
-    elif not re.fullmatch(r"\+-[-+]*\+", last) or len(last) != _width(lines):
+    elif not ends_with_border(text):
         found.cut("the table has no end: cut off?")
     elif "Processes:" not in text:
         found.find(
@@ -505,11 +504,6 @@ def parse_table(text: str) -> Recording:
         )
     found.about = _about(gpus, driver)
     return found
-
-
-def _width(lines: Iterable[str]) -> int:
-    """Of the table: of its first border."""
-    return next((len(line.strip()) for line in lines if line.startswith("+-")), 0)
 
 
 def _table_row(number: int, name: str, persistence: str, cells: list[str], below: list[str]) -> Device:
@@ -669,6 +663,11 @@ _LINK_ERROR = re.compile(
 )
 
 
+_OTHER_ERROR = re.compile(
+    r"\s*Link (\d+): (.*(?:errors|discards|recovery failed|events)\b.*?): (\d+)\s*", re.IGNORECASE
+)
+
+
 def parse_nvlink(text: str) -> Recording:
     found = Recording("nvidia-smi nvlink")
     gpus: list[Device] = []
@@ -691,6 +690,22 @@ def parse_nvlink(text: str) -> Recording:
             if state[3]:
                 link["speed"] = float(state[3]) if state[3].count(".") < 2 and state[3] != "." else 0.0
             gpus[-1].values.setdefault("nvlink.links", []).append(link)
+        elif re.search(r"all links are inactive", line, re.IGNORECASE):
+            gpus[-1].values["nvlink.links"] = []
+        elif (other := _OTHER_ERROR.fullmatch(line)) is not None:
+            errors = True
+            gpus[-1].values.setdefault("nvlink.other", []).append(other[1])
+            if other[3].strip("0"):
+                found.find(
+                    WARN,
+                    "nvlink-errors",
+                    gpus[-1].subject,
+                    f"link {other[1]}: {other[3]} {other[2].lower()}",
+                    "0",
+                    action="warn",
+                    why="since the last reset; a second reading tells whether they grow",
+                    advice="nvidia-smi nvlink -e again; reseat, or the cable",
+                )
         elif re.search(r"not have or support|not supported|not support nvlink", line, re.IGNORECASE):
             why = Absent(line.strip())
             gpus[-1].values.update({"nvlink.links": why, "nvlink.errors": why})
@@ -703,7 +718,7 @@ def parse_nvlink(text: str) -> Recording:
     found.node = Device("node", {"gpus": gpus}, found.kind)
     found.kind = "nvidia-smi nvlink -e" if errors else "nvidia-smi nvlink -s"
     for gpu in gpus:
-        if not gpu.told("nvlink.links") and not gpu.told("nvlink.errors"):
+        if not (gpu.told("nvlink.links") or gpu.told("nvlink.errors") or gpu.told("nvlink.other")):
             found.cut(f"{gpu.subject} without a link: cut off?")
         elif errors:
             kinds = [

@@ -214,7 +214,24 @@ LOG = (
     "[    2.000000] usb 1-1: new device\n"
 )
 
+DEVINFO = (
+    "hca_id:\tmlx5_0\n\tfw_ver:\t28.39.1002\n\t\tport:\t1\n\t\t\tstate:\tPORT_ACTIVE (4)\n"
+    "\t\t\tport_lid:\t12\n\t\t\tlink_layer:\tInfiniBand\n"
+)
+RDMA = "link mlx5_0/1 subnet_prefix fe80 lid 12 state ACTIVE physical_state LINK_UP netdev ib0\n"
+BURN = "Tested 2 GPUs:\n\tGPU 0: OK\n\tGPU 1: OK\n"
+HEALTH = """+---------------------------+----------------------------------------------+
+| Health Monitor Report                                                    |
++===========================+==============================================+
+| Overall Health            | Healthy                                      |
++---------------------------+----------------------------------------------+
+"""
+
 WELL: dict[str, tuple[str, str]] = {
+    "devinfo": ("ibv_devinfo", DEVINFO),
+    "rdma": ("rdma link", RDMA),
+    "burn": ("gpu-burn", BURN),
+    "health": ("dcgmi health", HEALTH),
     "xml": ("nvidia-smi -q -x", XML),
     "q": ("nvidia-smi -q", Q),
     "table": ("nvidia-smi", TABLE),
@@ -260,7 +277,7 @@ def test_what_is_well_is_recognised_and_has_no_false_alarm(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(set(WELL) - OPEN_ENDED))
 def test_what_is_cut_off_is_never_well(name: str) -> None:
     text = WELL[name][1]
-    by_lines = name in ("perfquery", "ibstat", "nvlink", "topo")
+    by_lines = name in ("perfquery", "ibstat", "nvlink", "topo", "devinfo", "rdma", "burn")
     last = text.rstrip("\n").rfind("\n") if by_lines else len(text.rstrip()) - 1
     # a table that ends with its last GPU is one of an older driver, or cut: a warning
     healthy = (PASS,) if name == "table" else (PASS, WARN)
@@ -366,6 +383,22 @@ def test_no_damage_makes_a_parser_fail(name: str, data: st.DataObject) -> None:
         ("AutoDetect=nvml\nName=gpu\nName=gpu\n", (FAIL, "gres-conf")),
         ("mlx5_0 port 1 ==> ib0 (Up)\nmlx5_1 port 1 ==> ib1 (Down)\n", (FAIL, "port")),
         ("    gpuId 0:\n        U U U D\n", (FAIL, "nvlink-count")),
+        (DEVINFO.replace("PORT_ACTIVE (4)", "PORT_DOWN (1)"), (FAIL, "port")),
+        (RDMA.replace("LINK_UP", "POLLING").replace("ACTIVE", "DOWN"), (FAIL, "port")),
+        (BURN.replace("1: OK", "1: FAULTY"), (FAIL, "gpu-burn")),
+        (HEALTH.replace("Healthy", "Failure"), (FAIL, "dcgm-health")),
+        (
+            LIST.partition("\n")[0] + "\n\tUnable to retrieve NVLink information as all links are inActive\n",
+            (FAIL, "nvlink-count"),
+        ),
+        (
+            ERRORS.replace("Link 0: Replay Errors: 0", "Link 0: Malformed packet Errors: 4"),
+            (WARN, "nvlink-errors"),
+        ),
+        (
+            TABLE.replace("HBM3          On ", "HBM3        ERR! ").replace("41C", "ERR!"),
+            (UNKNOWN, "temperature"),
+        ),
     ],
 )
 def test_what_is_broken_is_found(text: str, expected: tuple[str, str]) -> None:
