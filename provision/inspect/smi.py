@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 from provision.health.finding import FAIL, SKIP, UNKNOWN, WARN
 from provision.health.kernel import address
 from provision.health.readings import Absent, Device, Unread
+from provision.health.xid import ADVICE
 from provision.inspect.recording import Kind, Recording, ends_with_border
 
 # ---- values
@@ -574,7 +575,7 @@ def _full(bus: str) -> str:
 _ERRORS = re.compile(
     r"Failed to initialize NVML|NVIDIA-SMI has failed|No devices were found"
     r"|couldn't find libnvidia-ml|infoROM is corrupted"
-    r"|GPU is lost|Insufficient Permissions to|Driver/library version mismatch|not have permission to"
+    r"|^GPU is lost|Insufficient Permissions to|Driver/library version mismatch|not have permission to"
     r"|Unable to determine the device handle",
 )
 
@@ -813,7 +814,9 @@ _ALIASES = {
     "power.draw.instant": "power.draw.instant",
 }
 _KNOWN_COLUMNS = re.compile(
-    r"(?:name|index|uuid|pid|process_name|used_|gpu_uuid|gpu_bus_id|gpu_name|pci\.bus_id|timestamp|driver_version|count|temperature\.|power\.|clocks|ecc\.|pcie\.|memory\.|utilization\.|remapped_rows\.|retired_pages\.)"
+    r"(?:name|index|uuid|serial|pid|process_name|used_(?:gpu_)?memory|gpu_(?:uuid|bus_id|name|serial)|timestamp|count|pstate"
+    r"|driver_version|display_mode|minor|compute_mode|persistence_mode|vbios_version)$"
+    r"|(?:temperature|power|clocks\w*|ecc|pcie?|memory|utilization|remapped_rows|retired_pages|fabric|mig)\.\w"
 )
 
 
@@ -860,6 +863,7 @@ def parse_csv(text: str) -> Recording:
         index = values.pop("index", number)
         _chains(values)
         gpu = _gpu(index if isinstance(index, int) else number, values, found.kind)
+        _given_up(found, gpu.subject, row)
         if isinstance(index, int):
             gpu.values["index"] = index
         gpus.append(gpu)
@@ -904,6 +908,25 @@ def _told(values: dict[str, Any]) -> str:
         if name in values and not isinstance(values[name], (Absent, Unread))
     ]
     return ", ".join(shown) or f"{len(values)} fields"
+
+
+def _given_up(found: Recording, subject: str, row: Iterable[str]) -> None:
+    """A GPU that the driver has given up says so in its cells."""
+    words = " ".join(row).lower()
+    if "gpu requires reset" in words:
+        found.find(
+            FAIL,
+            "recovery-action",
+            subject,
+            "GPU requires reset",
+            "None",
+            action="reset",
+            advice=ADVICE["reset"],
+        )
+    if "gpu is lost" in words:
+        found.find(
+            FAIL, "gpu-lost", subject, "GPU is lost", "a value", action="reboot", advice=ADVICE["reboot"]
+        )
 
 
 def _chains(values: dict[str, Any]) -> None:

@@ -366,6 +366,8 @@ def test_no_damage_makes_a_parser_fail(name: str, data: st.DataObject) -> None:
         (TOPO.replace("GPU1\tNV18", "GPU1\tNV12"), (UNKNOWN, "topology")),
         (CSV.replace("41", "abc"), (UNKNOWN, "temperature")),
         (CSV.replace("Not Active", "Active"), (FAIL, "slowdown")),
+        (CSV.replace("[N/A]", "[GPU requires reset]"), (FAIL, "recovery-action")),
+        (CSV.replace("[N/A]", "[GPU is lost]"), (FAIL, "gpu-lost")),
         (IBSTAT.replace("Active", "Initializing"), (FAIL, "port")),
         (IBSTAT.replace("State: Active", "State: Down").replace("LinkUp", "Polling"), (FAIL, "port")),
         (
@@ -425,6 +427,13 @@ def test_a_branch_that_is_one_word_is_absent_as_a_whole() -> None:
 def test_the_largest_message_counts_and_not_the_average() -> None:
     (said,) = [f for f in found(NCCL) if f.check == "nccl-bandwidth"]
     assert (said.read or "").startswith("352.01 GB/s at 8589934592 bytes")
+
+
+def test_messages_of_the_kernel_with_commas_are_no_table_of_values() -> None:
+    line = "NVRM: Xid (PCI:0000:38:00): 13, pid='<unknown>', name=<unknown>, Graphics Exception"
+    known = recognise(f"kern  :warn  : 2025-03-03T04:41:44,283302+00:00 {line}\n" * 2)
+    assert known is not None
+    assert known.name == "kernel messages"
 
 
 def test_what_the_site_would_know_is_compared() -> None:

@@ -178,6 +178,9 @@ def driver_start(node: Device, limits: Limits) -> Iterator[Found]:
         license_ = node.get("module.license")
         advice = "reboot; if it stays: driver version, firmware, or another slot"
         why = None
+        if event.kind == "api-mismatch":
+            why = "library and kernel module are of different versions"
+            advice = "an upgrade without a reboot: reboot, then hold the packages"
         if (
             event.kind == "open-module-wanted"
             or any(e.number == 169 for e in _of(node, "xid"))
