@@ -52,6 +52,17 @@ class Access(Settings):
     host_keys: Literal["accept-new", "strict"] = "accept-new"
     sudo_password: bool = False  # ask for one (or read PROVISION_SUDO_PASSWORD); False: sudo needs none
 
+    @field_validator("user", "jump")
+    @classmethod
+    def _no_option(cls, text: str | None) -> str | None:
+        """ssh takes a word that begins with a hyphen for an option, ProxyCommand among them."""
+        for word in (text or "").split(","):
+            if word.strip().startswith("-") or len(word.split()) > 1:
+                raise ValueError(
+                    "a name cannot begin with a hyphen or have spaces: ssh would take it for options"
+                )
+        return text
+
     @field_validator("jump")
     @classmethod
     def _none_is_direct(cls, jump: str | None) -> str | None:

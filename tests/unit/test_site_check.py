@@ -337,3 +337,12 @@ def test_hooks(tmp_path: Path) -> None:
         "hooks[3].before": False,
         "hooks[4].before": True,
     }
+
+
+@pytest.mark.parametrize(
+    "access", [{"user": "-oProxyCommand=id"}, {"user": "a b"}, {"jump": "-x"}, {"jump": "gate, -x"}]
+)
+def test_names_that_ssh_would_take_for_options_are_refused(tmp_path: Path, access: dict[str, str]) -> None:
+    file = site_file(tmp_path, access=access)
+    [problem] = [problem for problem in examine(file).errors if problem.key[0] == "access"]
+    assert "ssh would take it for options" in problem.message
