@@ -106,11 +106,8 @@ def converge(
     make_plan(site, nodes, components)
     scope = ",".join(sorted(components)) if components is not None else "*"
     lock = load_lock(site)
-    unresolved = locking.missing(site, lock)
-    if unresolved:
-        lock = locking.resolve(site, lock, unresolved, sudo_password=sudo_password)
-        if not forecast:
-            save_lock(site, lock)
+    if components is None or "nvidia" in components:
+        lock = locking.complete(site, lock, sudo_password=sudo_password, keep=not forecast)
     copy = escrow.load(site)
     outcome = Outcome()
     with journaled(site, verb) as entry:

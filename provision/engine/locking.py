@@ -10,8 +10,13 @@ from provision.engine import preflight
 from provision.engine.limits import limit
 from provision.engine.remote import RemoteError, connect
 from provision.profiles.packaging import parse_offer
-from provision.site.lock import Lock, LockError
+from provision.site.lock import Lock, LockError, save_lock
 from provision.site.models import Node, Site
+
+
+class SilentGroup(LockError):
+    """No node of a group answers."""
+
 
 OFFER_TIMEOUT = 180.0  # seconds for a node's package manager to read what its sources offer
 
@@ -38,6 +43,23 @@ def resolve(
     return lock.model_copy(update={"nvidia": {name: found[name] for name in found if name in known}})
 
 
+def complete(site: Site, lock: Lock, *, sudo_password: str | None, keep: bool) -> Lock:
+    """The lock with a set for every group that has none and of which a node answers; written down where `keep`.
+
+    Nodes of a group that is silent fail by themselves. Raises LockError: a set that is there contradicts the site
+    file, or there is none that could work.
+    """
+    made = lock
+    for group in missing(site, lock):
+        try:
+            made = resolve(site, made, [group], sudo_password=sudo_password)
+        except SilentGroup:
+            continue
+    if keep and made != lock:
+        save_lock(site, made)
+    return made
+
+
 def missing(site: Site, lock: Lock) -> list[str]:
     """The groups that have no set yet. Raises LockError where one that is there contradicts the site file."""
     if not site.enabled("nvidia"):
@@ -57,7 +79,7 @@ def _first_offer(site: Site, group: str, nodes: Sequence[Node], sudo_password: s
             return _offer(site, node, sudo_password)
         except (RemoteError, preflight.PreflightError) as error:
             silent.append(str(error))
-    raise LockError(f"group {group}: no node of it can be asked: {'; '.join(silent)}")
+    raise SilentGroup(f"group {group}: no node of it can be asked: {'; '.join(silent)}")
 
 
 def _offer(site: Site, node: Node, sudo_password: str | None) -> locking.Offer:

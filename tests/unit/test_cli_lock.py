@@ -94,3 +94,24 @@ def test_apply_resolves_what_is_missing_and_refuses_what_contradicts(path: Path)
     broken = load_lock(site).nvidia["gpu"].model_copy(update={"fabric_manager": "580.95.05"})
     with pytest.raises(LockError, match="must be of one patch level: look at it, then run `provision lock"):
         engine.missing(site, Lock(nvidia={"gpu": broken}))
+
+
+def test_a_silent_group_holds_up_nobody(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its nodes fail by themselves; `provision lock` itself says so and ends."""
+
+    def silent(*arguments: object) -> locking.Offer:
+        raise engine.SilentGroup("group gpu: no node of it can be asked: g1 is off")
+
+    monkeypatch.setattr(engine, "_first_offer", silent)
+    site = load(path)
+    assert engine.complete(site, Lock(), sudo_password=None, keep=True) == Lock()
+    with pytest.raises(LockError, match="g1 is off"):
+        engine.resolve(site, Lock(), ["gpu"])
+
+
+def test_what_is_resolved_on_the_way_is_written_down(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_first_offer", lambda *arguments: UBUNTU)
+    site = load(path)
+    planned = engine.complete(site, Lock(), sudo_password=None, keep=False)
+    assert load_lock(site) == Lock()
+    assert engine.complete(site, Lock(), sudo_password=None, keep=True) == planned == load_lock(site)

@@ -36,9 +36,15 @@ _JOBS_LIMIT = 60  # seconds for jobs to end on a node that takes no new ones
 def worker(on: Context) -> None:
     """Driver, modules, daemons, modes, CUDA: one phase after another, each from what the node says by then."""
     lock = exports.set_of(on.site, on.lock, on.node)
-    if on.node.gpu is None or lock is None:
+    if on.node.gpu is None:
         ops.skip("NVIDIA's software", f"{on.node.name} has no GPU in the site file")
         return
+    if lock is None:
+        raise OperationFailed(
+            "lock",
+            f"nothing is locked for group {on.node.group}: no node of it answered when that was resolved",
+            f"provision lock {on.site.path}",
+        )
     if lock.distribution != on.profile.key:
         raise OperationFailed(
             "lock",
