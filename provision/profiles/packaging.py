@@ -160,6 +160,13 @@ def _dnf(verb: str, names: Iterable[str]) -> str:
     return f"dnf -q -y --setopt=install_weak_deps=False {verb} -- {shlex.join(names)}"
 
 
+_APT_UPGRADABLE = """o=$(apt-get -s -qq upgrade) || exit 2
+printf '%s\n' "$o" | sed -n 's/^Inst \\([^ ]*\\).*/\\1/p'"""
+_DNF_UPGRADABLE = """o=$(dnf -q check-update)
+case $? in 0 | 100) ;; *) exit 2 ;; esac
+printf '%s\n' "$o" | sed -n 's/[.][^. ]* .*//p'"""
+
+
 def _spec(wanted: Mapping[str, str], joint: str) -> list[str]:
     """Packages with their versions as the package manager's command line takes them."""
     return [name if version == "*" else f"{name}{joint}{version}" for name, version in wanted.items()]
@@ -205,7 +212,7 @@ MANAGERS: dict[str, PackageManager] = {
         make_exact=lambda wanted: _APT_FUNCTIONS.format(lock=LOCK_TIMEOUT) + _exact("dpkg-make", wanted),
         repository=APT,
         version_of=lambda name: f"dpkg-query -W -f='${{Version}}' -- {shlex.quote(name)}",
-        upgradable="apt-get -s -qq upgrade | sed -n 's/^Inst \\([^ ]*\\).*/\\1/p'",
+        upgradable=_APT_UPGRADABLE,
     ),
     "redhat": PackageManager(
         query="rpm -qa --qf '%{NAME}\\n'",
@@ -220,6 +227,6 @@ MANAGERS: dict[str, PackageManager] = {
         make_exact=lambda wanted: _exact("rpm-make", wanted),
         repository=DNF,
         version_of=lambda name: f"rpm -q --qf '%{{VERSION}}-%{{RELEASE}}' -- {shlex.quote(name)}",
-        upgradable="o=$(dnf -q check-update); [ $? -lt 101 ] && printf '%s\\n' \"$o\" | sed -n 's/[.][^. ]* .*//p'",
+        upgradable=_DNF_UPGRADABLE,
     ),
 }

@@ -19,7 +19,7 @@ from tests.lab.command import provision
 GPU = {
     "hosts": WORKER,
     "addresses": "10.77.0.11",
-    "roles": ["worker"],
+    "roles": ["worker", "monitor"],  # any role that bench wants
     "gpu": {"model": "h100-sxm", "count": 2},
 }
 NVIDIA = {"source": "distribution", "nccl": "2.22.3", "also": ["slurm-nvml"]}
@@ -27,16 +27,16 @@ BUILD = 3600.0  # seconds, on a machine that does other things, too
 BROKEN = "/etc/dkms/nvidia-current.conf"  # dkms lets it override the package's own way of building
 COMPILER = "nv-pci.c:237:9: error: too few arguments to function 'pci_resize_resource'"
 
-CONTROL = r"Package: nvidia-smi\nVersion: 999.1-1\nArchitecture: amd64\nMaintainer: x <x@example.org>\nDescription: x\n"
+CONTROL = r"Package: libcuda1\nVersion: 999.1-1\nArchitecture: amd64\nMaintainer: x <x@example.org>\nDescription: x\n"
 NEWER = (  # a package source that offers a newer one of the set
-    f"mkdir -p /srv/newer/p/DEBIAN; cd /srv/newer; printf '{CONTROL}' >p/DEBIAN/control; dpkg-deb -b p nvidia-smi.deb; "
+    f"mkdir -p /srv/newer/p/DEBIAN; cd /srv/newer; printf '{CONTROL}' >p/DEBIAN/control; dpkg-deb -b p libcuda1.deb; "
     "rm -r p; dpkg-scanpackages . >Packages; "
     "echo 'deb [trusted=yes] file:/srv/newer ./' >/etc/apt/sources.list.d/newer.list; apt-get -qq update"
 )
 CASES = [
     hidden("nvidia-locked", "dpkg --remove --force-depends nvidia-smi", "/usr/bin/dpkg-query"),
     hidden("nvidia-held", f"rm /etc/apt/preferences.d/80-provision-nvidia; {NEWER}", "/usr/bin/apt-get"),
-    hidden("nouveau-off", "rm /etc/modprobe.d/provision-nouveau.conf", "/usr/sbin/modprobe"),
+    hidden("nouveau-off", "rm /etc/modprobe.d/*nouveau*", "/usr/sbin/modprobe"),
 ]  # fmt: skip
 CANNOT = {"nvidia-persistence", "gpu-modes", "gpu-devices-first"}  # no GPU here: tried in tests/unit
 
@@ -51,6 +51,7 @@ def site(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "access": {"user": "ops", "ssh_config": str(lab.paths.ssh_config), "host_keys": "strict"},
         "groups": {"head": {"hosts": HEAD, "addresses": "10.77.0.10", "roles": ["head"]}, "gpu": GPU},
         "scheduler": {"slurm": {}},
+        "monitoring": {},
         "nvidia": NVIDIA,
     }
     path = folder / "lab.yml"

@@ -111,9 +111,10 @@ def _build_explained() -> Iterator[None]:
         found = machine.build_error(log) if log is not None else None
         if found is None:
             raise
+        outcome = failed.detail.strip().splitlines()[-1]
         raise OperationFailed(
             failed.title,
-            f"{BUILD_LOG}:{found[0]}: {found[1]}\n{failed.detail}",
+            f"{BUILD_LOG}:{found[0]}: {found[1]}; {outcome}",
             "do the headers fit the kernel, and does this driver build with it? the packages are as they were",
         ) from failed
 
