@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import select
 import time
 from pathlib import Path
 
+from provision.lab import host
 from provision.lab.command import LabError
 
 # Starts a program inside a control group: sh -c ENTER <group> <program> <arguments...>
@@ -99,12 +101,15 @@ def kill(group: Path, timeout: float = 20) -> None:
 
 
 def remove(group: Path) -> None:
-    """End what lives in `group` and remove it with all groups below."""
-    if not group.exists():
-        return
+    """End what lives in `group` and remove it with all groups below, in every hierarchy."""
     kill(group)
-    for below in sorted(
-        (d for d in group.rglob("*") if d.is_dir()), key=lambda d: len(d.parts), reverse=True
-    ):
-        below.rmdir()
-    group.rmdir()
+    for tree in everywhere(group, Path("/proc/self/mountinfo").read_text()):
+        for folder, _, _ in os.walk(tree, topdown=False):
+            os.rmdir(folder)
+
+
+def everywhere(group: Path, mountinfo: str) -> list[Path]:
+    """`group` and its namesakes in the machine's v1 hierarchies, where systemd-nspawn makes its groups too."""
+    root, _ = host.cgroup_root(mountinfo)
+    name = group.relative_to(root)
+    return [point / name for point, _ in host.cgroup_hierarchies(mountinfo)]

@@ -80,20 +80,30 @@ def capabilities(status: Path = Path("/proc/self/status")) -> int:
     return int(line.split()[1], 16)
 
 
-def cgroup_root(mountinfo: str) -> tuple[Path, bool]:
-    """The mount point of cgroup v2 and whether the machine is hybrid (v1 controllers beside it)."""
+def cgroup_hierarchies(mountinfo: str) -> list[tuple[Path, str]]:
+    """Where the control group hierarchies of this machine are mounted, each with cgroup or cgroup2 (v1, v2)."""
     mounts = [
-        (fields[4], line.split(" - ", 1)[1].split()[0])
+        (Path(fields[4]), line.split(" - ", 1)[1].split()[0])
         for line in mountinfo.splitlines()
         if (fields := line.split())
     ]
-    unified = [point for point, kind in mounts if kind == "cgroup2" and point.startswith("/sys/fs/cgroup")]
+    return [
+        (point, kind)
+        for point, kind in mounts
+        if kind in ("cgroup", "cgroup2") and point.is_relative_to("/sys/fs/cgroup")
+    ]
+
+
+def cgroup_root(mountinfo: str) -> tuple[Path, bool]:
+    """The mount point of cgroup v2 and whether the machine is hybrid (v1 controllers beside it)."""
+    hierarchies = cgroup_hierarchies(mountinfo)
+    unified = [point for point, kind in hierarchies if kind == "cgroup2"]
     if not unified:
         raise LabError(
             "this machine has no cgroup v2 hierarchy below /sys/fs/cgroup: "
             "boot with systemd.unified_cgroup_hierarchy=1"
         )
-    return Path(unified[0]), any(kind == "cgroup" for _, kind in mounts)
+    return unified[0], any(kind == "cgroup" for _, kind in hierarchies)
 
 
 def apt_sources(directory: Path = Path("/etc/apt")) -> list[AptSource]:

@@ -38,7 +38,11 @@ def traces(lab: Lab) -> list[str]:
         if any(w in line for w in words)
     ]
     found += [f"namespace {name}" for name in network.names(lab.paths)]
-    found += [f"group {path}" for path in lab.paths.cgroup.parent.glob(f"{lab.paths.hub}*")]
+    found += [
+        f"group {path}"
+        for hierarchy, _ in host.cgroup_hierarchies(Path("/proc/self/mountinfo").read_text())
+        for path in hierarchy.glob(f"{lab.paths.hub}*")
+    ]
     found += [f"nspawn {path}" for path in Path("/run/systemd/nspawn").rglob(f"*{lab.paths.hub}*")]
     found += [
         f"loop {line}" for line in output("losetup", "-a").splitlines() if any(w in line for w in words)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from provision.lab import cgroup
 from provision.lab.command import InputError, LabError
 from provision.lab.host import (
     AptSource,
@@ -90,6 +91,15 @@ def test_cgroup_v2_is_found_on_hybrid_and_on_pure_machines() -> None:
         Path("/sys/fs/cgroup"),
         False,
     )
+
+
+def test_a_group_is_looked_for_in_every_hierarchy() -> None:
+    assert cgroup.everywhere(Path("/sys/fs/cgroup/unified/one/node"), HYBRID) == [
+        Path("/sys/fs/cgroup/memory/one/node"),
+        Path("/sys/fs/cgroup/unified/one/node"),
+    ]
+    pure = "27 25 0:24 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+    assert cgroup.everywhere(Path("/sys/fs/cgroup/one"), pure) == [Path("/sys/fs/cgroup/one")]
 
 
 def test_a_machine_without_cgroup_v2_is_told_what_to_do() -> None:
