@@ -290,7 +290,16 @@ def backfill(promtool: str, names: Iterable[str], store: Path) -> None:
     with path.open("w") as file:
         file.writelines(history(names, time.time()))
     subprocess.run(
-        [promtool, "tsdb", "create-blocks-from", "openmetrics", "--quiet", path, store],
+        [
+            promtool,
+            "tsdb",
+            "create-blocks-from",
+            "--max-block-duration=24h",
+            "openmetrics",
+            "--quiet",
+            path,
+            store,
+        ],
         check=True,
         stdout=subprocess.DEVNULL,
     )
@@ -382,7 +391,9 @@ def measure(
             targets = len(site.nodes) + 1
             figures = {
                 "targets loaded": until("targets", partial(loaded, own, targets), server, 120),
-                "all of them up": until("scrapes", partial(holds, own, "sum(up)", targets), server, 300),
+                "all of them up": until(
+                    "scrapes", partial(holds, own, "sum(max_over_time(up[2m]))", targets), server, 600
+                ),
             }
             xids = 'count(ALERTS{alertname="GpuXidFatal", alertstate="firing"})'
             until("alerts", partial(holds, own, xids, len(simulated.sick)), server, 300)
