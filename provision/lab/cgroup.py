@@ -46,9 +46,10 @@ def populated(group: Path) -> bool:
 def pids(group: Path) -> list[int]:
     """The processes of `group` and below."""
     found: list[int] = []
-    for file in sorted(group.rglob("cgroup.procs")) if group.exists() else []:
+    # os.walk passes over groups that go away meanwhile, as those of services that are started again and again do
+    for folder in sorted(folder for folder, _, _ in os.walk(group)):
         try:
-            found += [int(word) for word in file.read_text().split()]
+            found += [int(word) for word in Path(folder, "cgroup.procs").read_text().split()]
         except OSError:  # the group went away, or is threaded: its processes show in its parent
             continue
     return found
