@@ -27,8 +27,8 @@ def interpreter() -> Interpreter:
     return Interpreter(found.path, found.torch, gpus=0)  # two ranks on the CPU, on any machine
 
 
-def burn_in(interpreter: Interpreter, folder: Path, *arguments: str) -> Document:
-    return run_local(interpreter, folder, minutes=None, level="quick", arguments=arguments)
+def burn_in(interpreter: Interpreter, folder: Path, *arguments: str, level: str = "quick") -> Document:
+    return run_local(interpreter, folder, minutes=None, level=level, arguments=arguments)
 
 
 def reasons(document: Document, check: str) -> list[str]:
@@ -61,6 +61,33 @@ def test_a_wrong_element_is_found_in_every_collective(interpreter: Interpreter, 
         not row["unsupported"] for row in rows
     )
     assert document.verdict is Verdict.FAIL
+
+
+def test_a_gpu_that_computes_other_bits_than_its_twin_is_found(interpreter: Interpreter, tmp_path: Path):
+    document = burn_in(interpreter, tmp_path, "--parts", "rotation", "--inject", "wrong-gpu:1")
+    assert document.verdict is Verdict.FAIL
+    first, moved = document.details["burnin"]["rotations"]
+    assert first["checksums"] != moved["checksums"][::-1]
+    assert reasons(document, "gradients-replayed") != ["None"]
+
+
+def test_every_strategy_learns_and_a_killed_job_goes_on(interpreter: Interpreter, tmp_path: Path):
+    parts = "strategies,checkpoint,tools"
+    document = burn_in(interpreter, tmp_path, "--parts", parts, level="standard")
+    result = document.details["burnin"]
+    assert result["complete"]
+    assert all(run["losses"][-1] < run["losses"][0] for run in result["training_runs"])
+    assert all(run["loss_spread"] == 0 for run in result["training_runs"])
+    left_out = [row["what"] for row in result["skipped"]]
+    for name in ("ddp", "fsdp2", "tp", "pp"):
+        assert (
+            any(run["strategy"] == name for run in result["training_runs"])
+            or f"training by {name}" in left_out
+        )
+    checkpoint = result["checkpoint"]
+    assert checkpoint["killed"] == 1
+    assert checkpoint["losses"] == checkpoint["resumed_losses"]
+    assert not (tmp_path / "checkpoint-result").exists()
 
 
 @pytest.mark.parametrize(("rank", "number"), [(1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)])
