@@ -9,22 +9,27 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import starmap
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from provision.report.model import Finding, Verdict
+from provision.site.hostlist import LARGEST
 
 TIMEOUT = 120  # seconds
 
 _COMMENTED_VARIABLE = re.compile(r"[^\s\[#;][^#;]*?\s[#;]\s*(?P<comment>(?P<name>[A-Za-z_]\w*)\s*=\s*\S.*)")
 _COMMENTED_LINE = re.compile(r"\s*[#;]+\s*([\w.-]+\s+)?[A-Za-z_]\w*=\S")
+_HOST_RANGE = re.compile(r"\[(\d{0,99}|[a-zA-Z]):(\d{1,99}|[a-zA-Z])(?::(\d{1,9}))?\]", re.ASCII)
 _SECTION = re.compile(r"\s*\[(?P<name>[^\]:]+)(?::(?P<kind>\w+))?\]")
 _TEMPLATE = re.compile(
     r"%\{\s*(if|for|endif|endfor|else)\b|^\s*\{%\s*\w+|^\s*\[?\s*\$\{[^}]*\}", re.MULTILINE
@@ -66,12 +71,15 @@ def read_inventory(path: Path) -> Inventory:
     Raises InventoryError for what is none of these.
     """
     if path.is_dir():
+        for file in sorted(filter(Path.is_file, path.iterdir())):
+            _refuse_wide_ranges(file, file.read_text(errors="replace"))
         return _listed(Inventory(path, ""), _run(path, "ini,yaml"))
     text = _read(path)
     inventory = Inventory(path, text)
     listing = _listing(text)
     if listing is not None:
         return _listed(inventory, listing)
+    _refuse_wide_ranges(path, text)
     _refuse_templates(path, text)
     edited, kind = _prepare(inventory)
     with tempfile.TemporaryDirectory(prefix="provision-import-") as folder:
@@ -86,7 +94,11 @@ def read_inventory(path: Path) -> Inventory:
 
 def _read(path: Path) -> str:
     try:
-        with path.open("rb") as opened:
+        with open(
+            os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb"
+        ) as opened:  # a pipe would wait for a writer
+            if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+                raise _error(path, "not a regular file")
             content = opened.read(16 << 20)
         text = content.decode("utf-8-sig")
     except OSError as error:
@@ -123,6 +135,24 @@ def _refuse_templates(path: Path, text: str) -> None:
             line=line,
             action="render it first and import the result",
         )
+
+
+def _refuse_wide_ranges(path: Path, text: str) -> None:
+    """Refuse ranges that Ansible would write out for minutes; several in one word multiply."""
+    for number, line in enumerate(text.splitlines(), 1):
+        for word in line.partition("#")[0].split():
+            names = prod(starmap(_range_length, _HOST_RANGE.findall(word)))
+            if names > LARGEST:
+                raise _error(path, f'"{word}" is {names} names, more than {LARGEST}', line=number)
+
+
+def _range_length(first: str, last: str, step: str) -> int:
+    """The number of names that Ansible's range [first:last:step] stands for; 1 where it is none."""
+    try:
+        low, high = int(first or "0"), int(last)
+    except ValueError:
+        low, high = ord(first or "0"), ord(last)
+    return max((high - low) // max(int(step or "1"), 1) + 1, 1)
 
 
 def _prepare(inventory: Inventory) -> tuple[str, str]:

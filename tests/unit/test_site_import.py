@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,9 @@ def test_expressions_are_not_understood(tmp_path: Path) -> None:
         ("x.yml", "all:\n\thosts: {}\n", "not YAML"),
         ("x.py", "#!/usr/bin/env python3\nprint('{}')\n", "it is not run"),
         ("x.ini", "[head]\nm1 oops\n", "Expected key=value"),
+        ("x.ini", "[gpu]\nn[1:99999999] a=b\n", '"n[1:99999999]" is 99999999 names, more than 65536'),
+        ("x.ini", "[gpu]\nn[a:z][001:999]-[:99]\n", "2597400 names"),
+        ("x.yml", "all:\n  hosts:\n    n[1:999999:2]:\n", "500000 names"),
     ],
 )
 def test_what_is_no_inventory_is_said_and_not_run(tmp_path: Path, name: str, text: str, says: str) -> None:
@@ -267,6 +271,17 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\x7fELF\x00\xff")
     with pytest.raises(InventoryError, match="not a text file"):
         read_inventory(tmp_path / "binary")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InventoryError, match="not a regular file"):
+        read_inventory(tmp_path / "pipe")
+
+
+def test_a_range_in_a_folder_that_is_too_wide_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("# n[1:99999999] is a comment\n[gpu]\nn[1:99999999]\n")
+    with pytest.raises(InventoryError) as raised:
+        read_inventory(tmp_path)
+    (finding,) = raised.value.findings
+    assert (finding.source, finding.line) == (str(tmp_path / "hosts"), 3)
 
 
 # ssh arguments
