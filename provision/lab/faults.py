@@ -421,7 +421,10 @@ printf '[Unit]\\nStartLimitIntervalSec=0\\n[Service]\\nRestart=always\\nRestartS
 systemctl daemon-reload
 for i in 1 2 3 4; do
     systemctl kill --signal=KILL --kill-whom=main "$unit"
-    sleep 0.7
+    for j in $(seq 50); do
+        sleep 0.2
+        if [ "$(systemctl show --property=MainPID --value "$unit")" != 0 ]; then break; fi
+    done
 done
 """
 

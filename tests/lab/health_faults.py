@@ -22,6 +22,7 @@ from tests.lab.cluster import brought_up
 
 AGENT = "/usr/local/lib/provision/provision-health"
 STATE = "/var/lib/provision/health/state.json"
+OFF = "/etc/provision/health.off"
 TIMER = "provision-health.timer"
 COMPONENTS = ("ssh", "firewall", "time", "storage", "munge", "slurm", "health")
 SECONDS = 30.0  # for one reading, that of a hanging GPU included
@@ -198,7 +199,7 @@ def judge(
 
 def attempt(lab: Lab, node: str, case: Case) -> Result:
     """Inject, read, take back. The node is as it was afterwards."""
-    lab.inside(node, f"rm -f {STATE}")
+    lab.inside(node, f"rm -f {STATE}; touch {OFF}")  # Slurm's own call of the agent would mend it meanwhile
     before = bad(read(lab, node, full=case.full))
     lab.fault(case.kind, node, **case.options)
     try:
@@ -216,11 +217,11 @@ def _undo(lab: Lab, node: str, case: Case) -> None:
         lab.fault("kernel-message", node, undo=True)
     elif case.kind != "link-flap":
         lab.fault(case.kind, node, undo=True)
-    lab.inside(node, f"rm -f {STATE}")
+    lab.inside(node, f"rm -f {STATE} {OFF}")
 
 
 def attempts(lab: Lab, node: str, cases: Sequence[Case] = CASES) -> Iterator[Result]:
-    """All faults, one after another, with the timer off so that nobody mends meanwhile."""
+    """All faults, one after another."""
     lab.inside(node, f"systemctl stop {TIMER}")
     try:
         for case in cases:
