@@ -104,14 +104,16 @@ def _table(title: str, rows: Mapping[str, _Row], started: float) -> Table:
     over = sum(row.over is not None for row in rows.values())
     made = Table(box=None, pad_edge=False, show_header=False)
     made.add_column(no_wrap=True)
-    made.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    # A narrow terminal cuts this column alone: rich takes from all those that must not wrap, else from those that may.
+    made.add_column()
     made.add_column(justify="right", no_wrap=True)
     done = f"{over} of {len(rows)} nodes done"
     made.add_row(Text(title, "bold"), done, f"{time.monotonic() - started:.0f} s")
     busy = sorted(rows.items(), key=lambda item: (item[1].over == "pass", item[0]))
     for node, row in busy[:_MOST_ROWS]:
         colour = {"pass": "green", "fail": "red", None: "cyan"}.get(row.over, "yellow")
-        made.add_row(Text(node, colour), Text(printable(row.text)), f"{row.changed} changed")
+        text = Text(printable(row.text), no_wrap=True, overflow="ellipsis")
+        made.add_row(Text(node, colour), text, f"{row.changed} changed")
     return made
 
 

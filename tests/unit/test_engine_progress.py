@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 from typing import Any
 
@@ -14,11 +15,11 @@ from provision.engine.record import Recorder
 from provision.engine.remote import DeadlineExceeded
 
 
-def rendered(*events: dict[str, Any]) -> list[str]:
+def rendered(*events: dict[str, Any], width: int = 100) -> list[str]:
     rows = {"g1": _Row(), "g2": _Row()}
     for event in events:
         _update(rows[event["node"]], event)
-    console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     console.print(_table("apply tiny", rows, time.monotonic()))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
@@ -33,6 +34,20 @@ def test_what_a_node_answers_is_shown_as_it_is_and_never_taken_for_markup() -> N
     assert "1 of 2 nodes done" in title
     assert r"no [/etc/x]\x1b[2J of gpu-[1-4]" in failed
     assert "waiting" in waiting
+
+
+def test_a_narrow_terminal_cuts_what_a_node_does_and_never_its_name_or_its_count() -> None:
+    start = {
+        "event": "start",
+        "node": "g2",
+        "step": "prometheus:monitor",
+        "title": "file /etc/" + 30 * "long",
+    }
+    title, waiting, busy = rendered(node("g1", "fail"), start, width=50)[:3]
+    assert title.startswith("apply tiny")
+    assert title.rstrip().endswith("0 s")
+    assert waiting.startswith("g1 ")
+    assert re.fullmatch(r"g2 +prometheus:monitor: file /\S*… +0 changed", busy.rstrip())
 
 
 def test_nodes_that_are_done_well_stand_below_those_at_work() -> None:
