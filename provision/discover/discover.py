@@ -107,9 +107,8 @@ class Discovery:
 
 
 def _silent(name: str, error: RemoteError) -> Finding:
-    return Finding(
-        verdict=Verdict.UNKNOWN, check="machine-read", subject=name, why=str(error), action=error.advice
-    )
+    why = str(error).removeprefix(f"{name}: ")
+    return Finding(verdict=Verdict.UNKNOWN, check="machine-read", subject=name, why=why, action=error.advice)
 
 
 def _plain(machine: Machine) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def silent(site: Site, error: Exception) -> Finding:
         verdict=Verdict.UNKNOWN,
         check="head-answers",
         subject=site.head.name,
-        why=str(error),
+        why=str(error).removeprefix(f"{site.head.name}: "),
         action=getattr(error, "advice", None),
     )
 

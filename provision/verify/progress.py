@@ -59,7 +59,7 @@ def _lines() -> Callback:
         if finding is not None:
             told[node].append(finding)
         else:
-            sys.stderr.write(f"{node}: {tally(told[node])}\n")
+            sys.stderr.write(f"{node}: {tally(told[node]) if told[node] else 'asked'}\n")
             sys.stderr.flush()
 
     return show

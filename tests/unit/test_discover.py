@@ -22,6 +22,7 @@ from provision.hardware.rdma import Port
 from provision.report.model import Verdict
 from provision.site.load import examine_text
 from provision.site.models import Site
+from provision.verify.progress import watching
 
 TEXT = """# ours
 cluster: tiny
@@ -142,6 +143,8 @@ def test_a_machine_that_does_not_answer_is_unknown_in_the_answer() -> None:
     silent = RemoteError("g2: connection timed out", "is the node up?")
     document = Discovery(site(), TEXT, {"g1": DGX, "g2": silent}).document(1.0)
     assert document.nodes["g2"].verdict is Verdict.UNKNOWN
+    (told,) = [finding for finding in document.findings if finding.subject == "g2"]
+    assert (told.why, told.action) == ("connection timed out", "is the node up?")
     assert document.nodes["g1"].verdict is Verdict.PASS
     assert document.exit_status == 1
     assert document.details["machines"]["g1"]["gpus"][7] == {
@@ -150,6 +153,14 @@ def test_a_machine_that_does_not_answer_is_unknown_in_the_answer() -> None:
         "numa": 1,
     }
     assert "+    gpu: {model: h100-sxm, count: 8" in document.details["diff"]
+
+
+def test_without_a_terminal_progress_says_who_was_asked_and_nothing_of_findings(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with watching(["g1", "g2"], "discover") as progress:
+        progress("g2", None)
+    assert capsys.readouterr().err == "g2: asked\n"
 
 
 def test_what_was_accepted_needs_no_action() -> None:
