@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from provision.burnin.result import KernelMessages, Series
 from provision.burnin.workload import hosts, kernel, nvml, system, telemetry, tools
 from provision.burnin.workload.checksums import odd_gpus
+from provision.burnin.workload.document import RankLog
 from provision.burnin.workload.telemetry import adapters, bare, counters, smi_rows, thin
 
 
@@ -193,3 +195,20 @@ def test_busy_are_gpus_of_the_job_held_by_others():
     busy = {"GPU-1A": ["7 python3", "51220 python3"], "GPU-2B": ["99 other"]}
     assert hosts.others({"host": "n1", "busy": busy}, members) == {"GPU-1A": ["51220 python3"]}
     assert hosts.others({"host": "n2", "busy": busy}, members) == {}
+
+
+def test_progress_says_what_is_left_only_while_the_expected_time_is_not_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter([1000.0, 1000.0, 1000.0, 1100.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+    log = RankLog(tmp_path, 0)
+    log.progress("start")
+    log.expected_seconds = 90.4
+    log.progress("under way")
+    log.progress("late")
+    assert capsys.readouterr().err.splitlines() == [
+        "burn-in    0.0 s  start",
+        "burn-in    0.0 s, about 1:30 left  under way",
+        "burn-in  100.0 s  late",
+    ]

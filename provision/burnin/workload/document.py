@@ -44,11 +44,11 @@ class RankLog:
     def progress(self, text: str) -> None:
         """Tell the person who waits (rank 0 only)."""
         if self._rank == 0:
-            left = ""
-            if self.expected_seconds is not None:
-                minutes, seconds = divmod(max(0, round(self.expected_seconds - self.seconds)), 60)
-                left = f", about {minutes}:{seconds:02d} left"
-            print(f"burn-in {self.seconds:6.1f} s{left}  {text}", file=sys.stderr, flush=True)
+            left, seconds = "", self.seconds
+            remaining = round((self.expected_seconds or 0) - seconds)
+            if remaining > 0:
+                left = f", about {remaining // 60}:{remaining % 60:02d} left"
+            print(f"burn-in {seconds:6.1f} s{left}  {text}", file=sys.stderr, flush=True)
 
     def trouble(self, text: str) -> None:
         """Tell the person who waits, from any rank."""
