@@ -23,6 +23,7 @@ from provision.cli.common import (
 from provision.engine.controller import converge, stale_nodes
 from provision.engine.progress import progress
 from provision.report.model import Document, Finding, Verdict, worst
+from provision.site.hostlist import fold
 from provision.site.models import Node, Site
 
 
@@ -35,8 +36,8 @@ def plan(
 ) -> None:
     """Show, node by node, what apply would change, with differences. Changes nothing.
 
-    "later" marks what can only be told once something before it is done. With --limit, the nodes outside that
-    hold an older state are named: files that list all nodes stay old there.
+    "~" marks what changes, "?" what can only be told once something before it is done. With --limit, the nodes
+    outside that hold an older state are named: files that list all nodes stay old there.
 
     Example: provision plan inventories/lab.yml --limit lab-gpu-1
     """
@@ -112,14 +113,17 @@ def _converge(
 
 
 def _print_operations(document: Document, console: Console) -> None:
-    """The changes of a plan, node by node, with their differences."""
+    """The changes of a plan, node by node, with their differences; then what is skipped, for all nodes together."""
     last = None
     order = list(document.nodes)
-    for operation in sorted(document.details["operations"], key=lambda found: order.index(found["node"])):
+    operations = sorted(document.details["operations"], key=lambda found: order.index(found["node"]))
+    for operation in operations:
+        if operation["outcome"] == "skipped":
+            continue
         if operation["node"] != last:
             last = operation["node"]
             console.print(Text(str(last), "bold"))
-        mark, style = {"changed": ("~", "yellow"), "later": ("?", "cyan"), "skipped": ("-", "dim")}.get(
+        mark, style = {"changed": ("~", "yellow"), "later": ("?", "cyan")}.get(
             operation["outcome"], ("!", "bold red")
         )
         line = Text(f"  {mark} {operation['step']}: {operation['title']}", style)
@@ -129,3 +133,10 @@ def _print_operations(document: Document, console: Console) -> None:
         for text in operation.get("diff", "").splitlines():
             colour = "green" if text.startswith("+") else "red" if text.startswith("-") else "dim"
             console.print(Text(f"      {text}", colour), soft_wrap=True)
+    skipped: dict[str, list[str]] = {}
+    for operation in operations:
+        if operation["outcome"] == "skipped":
+            told = f"{operation['step']}: {operation['title']} ({operation.get('detail', '')})"
+            skipped.setdefault(told, []).append(operation["node"])
+    for told, nodes in skipped.items():
+        console.print(Text(f"skip {fold(nodes)}: {told}", "dim"), soft_wrap=True)
