@@ -71,6 +71,8 @@ def logs(
     found = ask(cluster, query, job=job, sudo_password=password, timeout=timeout)
     if found.document.verdict is Verdict.PASS and not as_json:
         _show(found.entries, Console())
+        if not found.entries:
+            typer.echo("nothing that fits was logged", err=True)
         raise typer.Exit(0)
     answer(found.document, as_json)
 

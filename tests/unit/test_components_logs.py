@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from provision.cli import logs as cli
 from provision.components.logs import exports
+from provision.components.logs.ask import Answer
 from provision.components.logs.exports import Query
+from provision.report.model import Document, Verdict
 from provision.site.models import Site, SiteFile
 
 
@@ -114,3 +118,16 @@ def test_no_text_breaks_the_parser(text: str) -> None:
     except ValueError:
         return
     assert not any(each.strip() for each in text.splitlines())
+
+
+def test_where_nothing_fits_the_question_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = make_site(tmp_path)
+    document = Document(verb="logs", site=site.cluster, verdict=Verdict.PASS)
+    monkeypatch.setattr(cli, "open_site", lambda name: site)
+    monkeypatch.setattr(cli, "ask", lambda *_, **__: Answer([], document))
+    with pytest.raises(typer.Exit) as ended:
+        cli.logs("tiny", grep="nothing of the kind")
+    assert ended.value.exit_code == 0
+    assert capsys.readouterr() == ("", "nothing that fits was logged\n")
