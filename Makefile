@@ -32,16 +32,14 @@ lab: root setup ## Make the lab and bring the cluster up: check, apply, verify, 
 	$(PROVISION) lab up $(lab_options)
 	$(say) "Bringing up $(SITE)"
 	$(PROVISION) up $(SITE)
-	cat <<-END
-	
-	The cluster is up.
-	  nodes and their acceptance   $(PROVISION) status $(SITE)
-	  log in                       $(PROVISION) lab ssh lab-head
-	  a job                        $(PROVISION) lab ssh lab-head srun -N2 hostname
-	  what was found               $(PROVISION) report $(SITE)
-	  break something              $(PROVISION) lab fault --help
-	  remove it                    make lab-down
-	END
+	$(say) "The cluster is up"
+	printf '  %-28s %s\n' \
+	    "nodes and their acceptance" "$(PROVISION) status $(SITE)" \
+	    "log in" "$(PROVISION) lab ssh lab-head" \
+	    "a job" "$(PROVISION) lab ssh lab-head srun -N2 hostname" \
+	    "what was found" "$(PROVISION) report $(SITE)" \
+	    "break something" "$(PROVISION) lab fault --help" \
+	    "remove it" "make lab-down"
 
 .PHONY: test
 test: root setup lint ## All that a change must pass: lint, unit tests, the lab brought up twice, faults
