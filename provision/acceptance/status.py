@@ -8,7 +8,7 @@ from typing import Any
 from provision.burnin.launch import closed as burnin_closed
 from provision.components.slurm import acceptance as slurm
 from provision.engine import headstate, runs
-from provision.engine.journal import Journal
+from provision.engine.journal import Journal, JournalError
 from provision.engine.remote import RemoteError, connect
 from provision.report.model import Document, Finding, NodeResult, Verdict, worst
 from provision.report.store import state_directory
@@ -20,8 +20,22 @@ SOURCE = "scontrol show nodes"
 
 def status(site: Site, nodes: Sequence[Node], *, sudo_password: str | None = None) -> Document:
     """The document of `provision status`. A head that cannot be read makes every node UNKNOWN."""
-    own = Journal(state_directory(site)).runs(RUNS)
+    journal = Journal(state_directory(site))
+    own: list[dict[str, Any]] = []
     told: list[runs.Run] = []
+    unread: list[Finding] = []
+    try:
+        own = journal.runs(RUNS)
+    except JournalError as error:
+        unread.append(
+            Finding(
+                verdict=Verdict.WARN,
+                check="journaled",
+                subject=site.cluster,
+                why=f"runs that only this controller knows are not told: {error}",
+                source=str(journal.path),
+            )
+        )
     try:
         shell = connect(site, site.head, sudo_password=sudo_password)
         try:
@@ -44,6 +58,7 @@ def status(site: Site, nodes: Sequence[Node], *, sudo_password: str | None = Non
     except (RemoteError, headstate.HeadError) as error:
         findings = [headstate.silent(site, error)]
         results = {node.name: NodeResult(verdict=Verdict.UNKNOWN, reason=str(error)) for node in nodes}
+    findings += unread
     return Document(
         verb="status",
         site=site.cluster,

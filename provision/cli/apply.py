@@ -21,6 +21,7 @@ from provision.cli.common import (
     open_site,
 )
 from provision.engine.controller import converge, stale_nodes
+from provision.engine.journal import JournalError
 from provision.engine.progress import progress
 from provision.report.model import Document, Finding, Verdict, worst
 from provision.site.hostlist import fold
@@ -96,7 +97,10 @@ def _converge(
             timeout=timeout,
             reboot=reboot,
         )
-    outside = stale_nodes(site, nodes) if len(nodes) < len(site.nodes) else []
+    try:
+        outside = stale_nodes(site, nodes) if len(nodes) < len(site.nodes) else []
+    except JournalError:
+        outside = []  # the document has said already that there is no journal
     if outside:
         document.findings.append(
             Finding(

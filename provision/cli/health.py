@@ -88,7 +88,7 @@ def health(
 
 def _asked(site: Site, nodes: Sequence[Node], full: bool, password: str | None, timeout: float) -> Document:
     began = time.monotonic()
-    with journaled(site, "health") as entry:
+    with journaled(site, "health", looking=True) as entry:
         with Console(stderr=True).status(f"asking {len(nodes)} nodes"):
             answers = agents.ask(site, nodes, full=full, sudo_password=password, timeout=timeout)
         document = agents.document(site, answers, store.recent(site, "health", 10), began)

@@ -137,10 +137,11 @@ def discover_journaled(
 ) -> tuple[Discovery, Document]:
     """Ask `nodes`, each `timeout` seconds at most; with `accept` write the proposals into the site file.
 
-    Raises JournalError before any is asked, InputError where what they have does not fit into the site file.
+    Raises JournalError before any is asked (with `accept`), InputError where what they have does not fit into the
+    site file.
     """
     start, before = time.monotonic(), site.path.read_text()
-    with journaled(site, "discover") as entry:
+    with journaled(site, "discover", looking=not accept) as entry:
         answers = ask(site, nodes, sudo_password=sudo_password, timeout=timeout, done=done)
         found = Discovery(site, before, answers, accepted=accept)
         if accept and found.text != before:

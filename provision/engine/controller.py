@@ -100,7 +100,7 @@ def converge(
     """Plan (`forecast`) or apply the site on `nodes`.
 
     Every node converges by itself; what failed, and why, is in the document. Journaled, whatever happens. Raises
-    PlanError, EscrowError, LockError or JournalError before any node is touched.
+    PlanError, EscrowError, LockError, and JournalError for an apply, before any node is touched.
     """
     started = time.monotonic()
     make_plan(site, nodes, components)
@@ -110,7 +110,7 @@ def converge(
         lock = locking.complete(site, lock, sudo_password=sudo_password, keep=not forecast)
     copy = escrow.load(site)
     outcome = Outcome()
-    with journaled(site, verb) as entry:
+    with journaled(site, verb, looking=forecast) as entry:
         job = Job(
             run=entry.run,
             holder=holder(),
@@ -123,7 +123,7 @@ def converge(
             with_secrets=False,
             sudo_password=sudo_password,
             escrow=copy,
-            facts=entry.journal.facts(scope),
+            facts=entry.facts(scope),
             timeout=timeout,
             reboot=reboot,
         )
@@ -162,7 +162,10 @@ def converge(
 
 
 def stale_nodes(site: Site, nodes: Collection[Node]) -> list[str]:
-    """Nodes outside of `nodes` that were last brought to another state of the site file, or never."""
+    """Nodes outside of `nodes` that were last brought to another state of the site file, or never.
+
+    Raises JournalError.
+    """
     applied = Journal(state_directory(site)).applied()
     chosen = {node.name for node in nodes}
     return [name for name in site.nodes if name not in chosen and applied.get(name) != site.digest]

@@ -68,11 +68,6 @@ class Journal:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / "journal.db"
-        with self._said():
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with closing(self._open()) as db, db:
-                db.executescript(_SCHEMA)
-            self.path.chmod(0o600)
 
     def begin(self, run: str, verb: str, holder: str, site: str, started: str) -> None:
         self._do(
@@ -118,7 +113,16 @@ class Journal:
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def _open(self) -> sqlite3.Connection:
-        return sqlite3.connect(self.path, timeout=30)
+        """The database, made where it is missing."""
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        db = sqlite3.connect(self.path, timeout=30)
+        try:
+            self.path.chmod(0o600)
+            db.executescript(_SCHEMA)
+        except BaseException:
+            db.close()
+            raise
+        return db
 
     def _do(self, statement: str, rows: list[tuple[Any, ...]]) -> None:
         with self._said(), closing(self._open()) as db, db:
@@ -164,6 +168,10 @@ class Entry:
             except JournalError as error:
                 self.lost = error
 
+    def facts(self, scope: str) -> dict[str, list[str]]:
+        """Node -> the facts that its last run read, by which this one is faster; none where they cannot be read."""
+        return {} if self.lost else self.journal.facts(scope)
+
     def end(self) -> None:
         """Write down what the run came to."""
         self.ended = True
@@ -188,10 +196,15 @@ class Entry:
 
 
 @contextmanager
-def journaled(site: Site, verb: str) -> Iterator[Entry]:
-    """An entry for one run of `verb`, ended whatever happens within the block. Raises JournalError before it."""
+def journaled(site: Site, verb: str, *, looking: bool = False) -> Iterator[Entry]:
+    """An entry for one run of `verb`, ended whatever happens within the block.
+
+    Raises JournalError before it, but not where the run only looks at nodes: that goes on, and says so.
+    """
     entry = Entry(new_run(), Journal(state_directory(site)), holder(), now())
-    entry.journal.begin(entry.run, verb, entry.holder, site.digest, entry.started)
+    entry.write(entry.journal.begin, entry.run, verb, entry.holder, site.digest, entry.started)
+    if entry.lost is not None and not looking:
+        raise entry.lost
     try:
         yield entry
     finally:

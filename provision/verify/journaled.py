@@ -23,7 +23,7 @@ def verify_journaled(
 ) -> Document:
     """Run the checks on `nodes` and journal what was not in order; `timeout` is for each node, in seconds.
 
-    Raises JournalError or LockError before any node is touched.
+    Raises LockError before any node is touched.
     """
     start = time.monotonic()
     lock = load_lock(site)
@@ -34,7 +34,7 @@ def verify_journaled(
             found.append((time.time(), finding))
         progress(node, finding)
 
-    with journaled(site, "verify") as entry:
+    with journaled(site, "verify", looking=True) as entry:
         try:
             findings = verify(
                 site,

@@ -103,6 +103,17 @@ def test_an_admitted_node_that_an_interrupted_burn_in_left_reserved_is_told_with
     assert "provision up" in str(finding.action)
 
 
+def test_without_a_journal_the_head_is_asked_all_the_same(
+    site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "state").write_text("not a folder")
+    document = look(site, monkeypatch, slurm(g1=["IDLE"]))
+    assert document.nodes["g1"].state == "admitted"
+    finding = of(document, "tiny")
+    assert (finding.verdict, finding.check) == (Verdict.WARN, "journaled")
+    assert str(tmp_path / "state") in str(finding.why)
+
+
 def test_a_scheduler_that_cannot_be_asked_leaves_the_acceptance_as_it_is(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ import pytest
 from provision.engine import controller
 from provision.engine.controller import converge
 from provision.engine.job import Job, events
-from provision.engine.journal import Journal
+from provision.engine.journal import Journal, JournalError
 from provision.report.model import Document, NodeResult, Verdict
 from provision.report.store import state_directory
 from provision.site.models import Hook, Site, SiteFile
@@ -55,8 +55,15 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     return Site.from_file(SiteFile.model_validate(document), tmp_path / "tiny.yml")
 
 
-def run(site: Site, monkeypatch: pytest.MonkeyPatch, action: str, show: Any = lambda event: None) -> Document:
-    """An apply whose workers run `action`, one for each node."""
+def run(
+    site: Site,
+    monkeypatch: pytest.MonkeyPatch,
+    action: str,
+    show: Any = lambda event: None,
+    *,
+    forecast: bool = False,
+) -> Document:
+    """An apply, or a plan (`forecast`), whose workers run `action`, one for each node."""
     names = iter(site.nodes)
 
     def start() -> subprocess.Popen[bytes]:
@@ -68,7 +75,8 @@ def run(site: Site, monkeypatch: pytest.MonkeyPatch, action: str, show: Any = la
         )
 
     monkeypatch.setattr(controller, "start_worker", start)
-    return converge(site, list(site.nodes.values()), verb="apply", forecast=False, show=show)
+    verb = "plan" if forecast else "apply"
+    return converge(site, list(site.nodes.values()), verb=verb, forecast=forecast, show=show)
 
 
 def test_a_worker_that_dies_is_told_to_the_others_and_its_nodes_fail(
@@ -144,6 +152,19 @@ end(first)
     finding = next(finding for finding in document.findings if finding.check == "journaled")
     assert f"not all of run {document.details['run']} is in the journal" in str(finding.why)
     assert str(state_directory(site)) in str(finding.why)
+
+
+def test_without_a_journal_a_plan_goes_on_and_an_apply_touches_no_node(
+    site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "state").write_text("not a folder")
+    document = run(site, monkeypatch, "end(first)", forecast=True)
+    assert {node.verdict for node in document.nodes.values()} == {Verdict.PASS}
+    [finding] = document.findings
+    assert (finding.check, finding.verdict) == ("journaled", Verdict.WARN)
+    assert "XDG_STATE_HOME" in str(finding.why)
+    with pytest.raises(JournalError, match="XDG_STATE_HOME"):
+        run(site, monkeypatch, "os._exit(0)")
 
 
 def test_while_a_hooks_playbook_runs_workers_go_on_talking(

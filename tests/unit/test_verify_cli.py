@@ -158,15 +158,18 @@ def test_a_run_is_in_the_journal_with_what_was_not_in_order(
     ]
 
 
-def test_where_nothing_can_be_kept_no_node_is_touched(
+def test_where_nothing_can_be_kept_nodes_are_verified_and_it_is_said(
     site: Path, provision: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(run, "connect", None)
-    answer = provision("verify", site)
-    assert answer.exit_code == 2
-    assert "XDG_STATE_HOME" in answer.stderr
+    answer = provision("verify", site, "--json")
+    assert answer.exit_code == 1
+    document = json.loads(answer.stdout)
+    assert document["nodes"]["gpu-2"]["reason"] == "gpu-count: 7, expected 8"
+    [finding] = [finding for finding in document["findings"] if finding["check"] == "journaled"]
+    assert (finding["verdict"], "XDG_STATE_HOME" in finding["why"]) == ("warn", True)
+    assert "warning: the answer is not kept" in answer.stderr
 
 
 def test_report_before_any_run_says_so(site: Path, provision: Command) -> None:
