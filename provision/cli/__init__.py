@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 
 import typer
+
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 
 app = typer.Typer(
     name="provision",
@@ -29,4 +33,14 @@ def main() -> None:
     from provision.cli import verbs
 
     verbs.register(app, sys.argv[1:])
-    app()
+    try:
+        try:
+            app()
+        finally:
+            print(end="", flush=True)  # what is short is only now written
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python tries, and fails, again at its end
+        print(f"error: the answer cannot be written: {error.strerror}", file=sys.stderr)
+        sys.exit(1)

@@ -84,6 +84,21 @@ def test_wrong_input_is_a_document_where_one_was_asked_for(
     assert said in done.stderr, "a person at the terminal reads it, too"
 
 
+@pytest.mark.parametrize("words", [["--help"], ["check", "none.yml", "--json"]])
+def test_an_answer_that_cannot_be_written_is_one_line(words: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "provision", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1:] == ["error: the answer cannot be written: No space left on device"]
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "rc", "check"),
     [
