@@ -98,7 +98,7 @@ def test_servers_listen_on_the_management_address_alone(tmp_path: Path) -> None:
     exporter = exports.exporter_dropin(
         "/bin/e", "/t", "node-exporter", "--web.config", site.nodes["g1"], ["a-b.mount"], fabric=False
     )
-    assert "|a\\-b\\.mount)$$'" in exporter
+    assert "|a\\\\-b\\\\.mount)$$'" in exporter, "a regular expression, written as systemd reads it"
     assert "--no-collector.infiniband" in exporter, "where there is none it would fail at every scrape"
     assert "--web.listen-address=192.0.2.11:9100" in exporter
     assert "--web.config=/etc/prometheus/provision-web-node-exporter.yml" in exporter

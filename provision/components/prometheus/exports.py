@@ -396,7 +396,8 @@ def exporter_dropin(
             f"--collector.textfile.directory={textfiles}",
             "--collector.systemd",
             "--collector.systemd.enable-start-time-metrics",
-            f"'--collector.systemd.unit-include=^({units})$$'",  # systemd's own $ is written twice
+            # systemd wants its own signs written twice
+            f"'--collector.systemd.unit-include=^({units})$'".replace("\\", "\\\\").replace("$", "$$"),
             *([] if fabric else ["--no-collector.infiniband"]),
         ],
     )
