@@ -70,7 +70,7 @@ class Outcome:
                 self.results[node] = NodeResult(
                     verdict=Verdict.FAIL if failed else Verdict.PASS,
                     changed=event["changed"],
-                    failed=int(failed),
+                    failed=int(failed and not event["blocked"]),
                     reason=event["reason"],
                 )
                 if failed:

@@ -87,7 +87,7 @@ def _refused(
         nodes={
             node.name: NodeResult(
                 verdict=Verdict.FAIL,
-                failed=1,
+                failed=int(node.name in taken),
                 reason=str(taken[node.name]) if node.name in taken else blocked,
             )
             for node in nodes

@@ -182,11 +182,12 @@ class Worker:
         recorder = Recorder(name, self.emit, self.job.forecast, lambda: self.board.stopping)
         started = time.monotonic()
         verdict: dict[str, Any] = {"verdict": "pass", "reason": None, "advice": None}
+        blocked: str | None = None
         try:
             with ctx_host.use(host):
-                reason = self._converge(host, recorder)
-            if reason:
-                verdict = {"verdict": "fail", "reason": reason, "advice": None}
+                blocked = self._converge(host, recorder)
+            if blocked:
+                verdict = {"verdict": "fail", "reason": blocked, "advice": None}
         except Stopped:
             verdict = {
                 "verdict": "fail",
@@ -218,6 +219,7 @@ class Worker:
                 "changed": recorder.changed,
                 "seconds": round(time.monotonic() - started, 3),
                 "facts": host.connector.learnt,
+                "blocked": blocked is not None,
                 **verdict,
             }
         )

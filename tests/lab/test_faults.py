@@ -61,6 +61,7 @@ def test_when_the_head_dies_its_workers_are_blocked_by_it_and_not_failed_by_them
     assert f"{HEAD}: " in reason(found, HEAD)
     for node in (WORKER, OTHER):
         assert reason(found, node).startswith(f"blocked by {HEAD}")
+        assert found.nodes[node]["failed"] == 0
     admitted.lab.fault("kill-node", HEAD, undo=True)
     admitted.mended(HEAD)
 

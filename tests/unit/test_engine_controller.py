@@ -30,8 +30,9 @@ first = sys.argv[1]
 sys.stdin.buffer.read(int.from_bytes(sys.stdin.buffer.read(8), "big"))
 def tell(**event):
     print(json.dumps(event), flush=True)
-def end(node, verdict="pass", reason=None):
-    tell(event="node", node=node, changed=1, seconds=0.1, facts=[], verdict=verdict, reason=reason, advice=None)
+def end(node, verdict="pass", reason=None, blocked=False):
+    tell(event="node", node=node, changed=1, seconds=0.1, facts=[], verdict=verdict, reason=reason, advice=None,
+         blocked=blocked)
 def words():
     for line in sys.stdin:
         yield json.loads(line)
@@ -96,6 +97,22 @@ end(first, "fail", json.dumps(word))
     for name in ("n1", "n2"):
         word = json.loads(str(document.nodes[name].reason))
         assert word == {"gone": ["h1"], "with_secrets": True}
+
+
+def test_a_node_that_was_blocked_keeps_the_run_from_passing_and_has_not_failed(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    action = """
+if first == "h1":
+    end(first, "fail", "no space left")
+else:
+    end(first, "fail", "blocked by h1: slurm:head is not done there", blocked=True)
+"""
+    document = run(site, monkeypatch, action)
+    assert document.exit_status == 1
+    assert [node.failed for node in document.nodes.values()] == [1, 0, 0]
+    assert document.nodes["n1"].verdict is Verdict.FAIL
+    assert str(document.nodes["n1"].reason).startswith("blocked by h1")
 
 
 def test_words_of_one_worker_reach_the_others_and_no_journal(
