@@ -97,7 +97,7 @@ def test_alerts_come_in_time_and_go_after_the_mend(
 
 def test_a_node_under_maintenance_is_silent_until_it_is_back(admitted: Admitted, told: Told) -> None:
     mark = f"scontrol update nodename={OTHER}"
-    admitted.on(HEAD, f"{mark} state=drain reason='provision: maintenance'")
+    admitted.on(HEAD, f"{mark} state=drain reason='rolling maintenance'")
     alerts = f"curl -sS --config /etc/provision/monitoring.curl https://{HEAD}:9093/api/v2/alerts"
 
     def state(name: str) -> list[str]:

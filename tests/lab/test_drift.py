@@ -11,12 +11,16 @@ from tests.lab.admitted import HEAD, NODES, OTHER, WORKER, Admitted, bad
 
 @dataclass(frozen=True)
 class Owned:
-    """What a component has on every node (the unit and the package: on workers), and how an operation names it."""
+    """What a component has on every node, and how an operation names it.
+
+    A byte and the package are changed on the first of `nodes`, mode and unit on the second, the owner on the last.
+    """
 
     file: str
     unit: str | None = None
     package: str | None = None
     removal: str = "dpkg --remove --force-depends {package} >&2"
+    nodes: tuple[str, str, str] = (WORKER, OTHER, HEAD)
 
 
 OWNED = {
@@ -42,6 +46,18 @@ OWNED = {
         "prometheus-node-exporter.service",
         "prometheus-node-exporter",
     ),
+    "slurm_exporter": Owned(
+        "/usr/local/lib/provision/slurm-metrics",
+        "provision-slurm-metrics.timer",
+        "python3-prometheus-client",
+        nodes=(HEAD, HEAD, HEAD),
+    ),
+    "logs": Owned(
+        "/etc/systemd/journal-upload.conf.d/provision.conf",
+        "systemd-journal-upload.service",
+        "systemd-journal-remote",
+        nodes=(WORKER, OTHER, OTHER),
+    ),
 }
 UNITS = " ".join(own.unit for own in OWNED.values() if own.unit)
 CHANGED_SINCE = (
@@ -63,18 +79,19 @@ def edits() -> list[Edit]:
     found = []
     for own in OWNED.values():
         file = f"file {own.file}"
+        first, second, last = own.nodes
         found += [
-            Edit(WORKER, f"echo >>{own.file}", file),
-            Edit(OTHER, f"chmod o+w {own.file}", file),
-            Edit(HEAD, f"chown nobody {own.file}", file),
+            Edit(first, f"echo >>{own.file}", file),
+            Edit(second, f"chmod o+w {own.file}", file),
+            Edit(last, f"chown nobody {own.file}", file),
         ]
         if own.unit:
             now = "" if own.unit.endswith(".mount") else "--now"
             stop = f"; systemctl stop {own.unit}" if own.unit.endswith(".mount") else ""
-            found.append(Edit(OTHER, f"systemctl -q disable {now} {own.unit}{stop}", f"unit {own.unit}"))
+            found.append(Edit(second, f"systemctl -q disable {now} {own.unit}{stop}", f"unit {own.unit}"))
         if own.package:
             removal = own.removal.format(package=own.package)
-            found.append(Edit(WORKER, removal, f"install {own.package}"))
+            found.append(Edit(first, removal, f"install {own.package}"))
     return found
 
 

@@ -23,7 +23,7 @@ NODES = {
     "nodes": [
         {"name": "g1", "state": ["MIXED"], "gres": "gpu:h100:8(S:0-1)", "gres_used": "gpu:h100:5(IDX:0-4)"},
         {"name": "g2", "state": ["IDLE", "DRAIN"], "gres": "gpu:h100:8(S:0-1)", "gres_used": "gpu:h100:0(IDX:N/A)",
-         "reason": "provision: maintenance"},
+         "reason": "rolling maintenance"},
         {"name": "g3", "state": "DOWN*", "gres": "gpu:4", "gres_used": "gpu:(null):0(IDX:N/A)", "reason": "no answer"},
     ]
 }  # fmt: skip
@@ -212,3 +212,8 @@ def test_the_ipmi_exporter_asks_the_bmc_as_root(tmp_path: Path) -> None:
     dropin = ipmi.dropin("/bin/e", "prometheus-ipmi-exporter", make_site(tmp_path).head)
     assert dropin.endswith("User=root\n")
     assert "--web.listen-address=192.0.2.1:9290" in dropin
+
+
+def test_the_mark_of_maintenance_is_the_playbooks() -> None:
+    defaults = Path(__file__).parents[2] / "roles/slurm_node/defaults/main.yml"
+    assert f"slurm_node_reason: {metrics.MAINTENANCE}\n" in defaults.read_text()

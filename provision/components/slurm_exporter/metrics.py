@@ -27,7 +27,7 @@ SHARES = ("sshare", "-a", "-P", "-n", "-o", "Account,User,FairShare,EffectvUsage
 DATABASE = ("sacctmgr", "-nP", "show", "cluster", "format=cluster")
 # Not of Slurm's, but of this head's: how far each node has come. There is none before the first bring-up.
 ACCEPTANCE = ("sh", "-c", "f=/var/lib/provision/acceptance.json; [ ! -e $f ] || cat $f")
-MAINTENANCE = "provision: maintenance"  # the reason of nodes that this tool works on
+MAINTENANCE = "rolling maintenance"  # the reason of nodes that this tool works on
 
 _GRES = re.compile(r"gpu(?:[:/](?P<kind>[^:=,()]+|\(null\)))?[:=](?P<count>\d+)(?:\([^)]*\))?(?=,|$)")
 
