@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Mapping
 
 import typer
 
@@ -32,7 +33,7 @@ def main() -> None:
         process.start_ahead()
     from provision.cli import verbs
 
-    verbs.register(app, sys.argv[1:])
+    verbs.register(app, sys.argv[1:] or completed(os.environ))
     try:
         try:
             app()
@@ -44,3 +45,9 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python tries, and fails, again at its end
         print(f"error: the answer cannot be written: {error.strerror}", file=sys.stderr)
         sys.exit(1)
+
+
+def completed(environment: Mapping[str, str]) -> list[str]:
+    """The words after the command's name that a shell wants completed, as Typer's scripts hand them over. Pure."""
+    line = environment.get("_TYPER_COMPLETE_ARGS") or environment.get("COMP_WORDS", "")  # zsh, fish; bash
+    return line.split()[1:]

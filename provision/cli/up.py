@@ -88,6 +88,6 @@ def _print_runs(runs: list[dict[str, Any]], console: Console) -> None:
         bad = [name for name, node in run.get("nodes", {}).items() if not Verdict(node["verdict"]).good]
         where = f" on {fold(bad)}" if bad else ""
         console.print(
-            Text(f"{run['started']}  {run['verb']:7} {ended}{where}  by {run['holder']}", "dim"),
+            Text(f"{run['started']}  {run['verb']:8} {ended}{where}  by {run['holder']}", "dim"),
             soft_wrap=True,
         )

@@ -10,6 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from provision.cli import completed
 from provision.cli.verbs import VERBS, register
 from provision.report.model import Document, Verdict
 
@@ -32,6 +33,23 @@ def test_all_verbs_are_there_for_help_and_completion() -> None:
     assert registered() == set(VERBS)
     assert registered("--help") == set(VERBS)
     assert registered("aply") == set(VERBS)
+
+
+@pytest.mark.parametrize(
+    ("environment", "verbs"),
+    [
+        ({"COMP_WORDS": "provision status l", "COMP_CWORD": "2"}, {"status"}),
+        ({"COMP_WORDS": ".venv/bin/provision lab fault ", "COMP_CWORD": "3"}, {"lab"}),
+        ({"COMP_WORDS": "provision st", "COMP_CWORD": "1"}, set(VERBS)),
+        ({"_TYPER_COMPLETE_ARGS": "provision check o"}, {"check"}),
+        ({"_TYPER_COMPLETE_ARGS": "provision "}, set(VERBS)),
+        ({}, set(VERBS)),
+    ],
+)
+def test_completion_of_what_follows_a_verb_pays_for_that_verb_alone(
+    environment: dict[str, str], verbs: set[str]
+) -> None:
+    assert registered(*completed(environment)) == verbs
 
 
 def test_a_verb_is_called_by_its_name_and_no_other_is_imported(tmp_path: Path) -> None:
