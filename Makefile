@@ -89,6 +89,7 @@ lab-down: ## Remove the labs of this checkout; nothing of them stays
 	@for state in .lab .lab-test .lab-benchmark; do
 	    if [ -d $$state ]; then $(PROVISION) lab down --state $$state; fi
 	done
+	rm -f inventories/lab.lock.yml inventories/lab.secrets
 
 .PHONY: clean
 clean: lab-down ## Remove the labs and all that was made in this checkout
