@@ -413,14 +413,22 @@ def _state(verdict: Verdict, *, opened: bool) -> str | None:
 
 def _read(outcome: Outcome) -> tuple[BurninResult | None, str]:
     """The job's result, or why there is none."""
-    ended = f"job {outcome.job} ended as {outcome.state.state}"
+    cancelled = outcome.state.state == "CANCELLED"
+    ended = f"job {outcome.job} " + ("was cancelled" if cancelled else f"ended as {outcome.state.state}")
     if outcome.state.reason:
         ended += f" ({outcome.state.reason})"
     if outcome.result is not None:
         try:
-            return BurninResult.parse(outcome.result, f"{outcome.directory}/result.json"), ""
+            result = BurninResult.parse(outcome.result, f"{outcome.directory}/result.json")
         except ResultError as error:
-            return None, f"{ended}; {error}"
+            return (
+                None,
+                ended if cancelled else f"{ended}; {error}",
+            )  # what was cut short is no fault of its own
+        if cancelled and result.failure:
+            failure = result.failure.model_copy(update={"message": f"{ended}; {result.failure.message}"})
+            result = result.model_copy(update={"failure": failure})
+        return result, ""
     if outcome.log:
         return None, f"{ended} without a result; its last line: {outcome.log[-1]}"
     return None, (

@@ -26,6 +26,7 @@ from provision.report.model import Finding, Verdict
 from provision.site.hostlist import LARGEST
 
 TIMEOUT = 120  # seconds
+_VAULT = b"$ANSIBLE_VAULT;"
 
 _COMMENTED_VARIABLE = re.compile(r"[^\s\[#;][^#;]*?\s[#;]\s*(?P<comment>(?P<name>[A-Za-z_]\w*)\s*=\s*\S.*)")
 _COMMENTED_LINE = re.compile(r"\s*[#;]+\s*([\w.-]+\s+)?[A-Za-z_]\w*=\S")
@@ -310,10 +311,29 @@ def _run(path: Path, plugins: str, shown: Path | None = None) -> dict[str, Any]:
         except subprocess.TimeoutExpired as error:
             raise _error(shown, f"Ansible did not read it within {TIMEOUT} s") from error
     if done.returncode != 0:
+        if "no vault secrets found" in done.stderr:
+            _refuse_vault(shown)
         raise _error(shown, f"Ansible cannot read it: {_reason(done.stderr, path, shown)}")
     found = json.loads(done.stdout)
     assert isinstance(found, dict)
     return found
+
+
+def _refuse_vault(inventory: Path) -> None:
+    """Name the file at `inventory` or beside it that is encrypted as a whole."""
+    base = inventory if inventory.is_dir() else inventory.absolute().parent
+    beside = [base] if inventory.is_dir() else [inventory, base / "group_vars", base / "host_vars"]
+    for place in beside:
+        for file in [place] if place.is_file() else sorted(filter(Path.is_file, place.rglob("*"))):
+            with file.open("rb") as opened:
+                encrypted = opened.read(len(_VAULT)) == _VAULT
+            if encrypted:
+                raise _error(
+                    file,
+                    "encrypted by ansible-vault, for whose password this verb does not ask",
+                    action="import the list that Ansible makes with it: "
+                    f"`ansible-inventory -i {inventory} --list --ask-vault-pass > inventory.json`",
+                )
 
 
 def _reason(text: str, path: Path, shown: Path) -> str:

@@ -202,6 +202,19 @@ def test_an_interrupt_cancels_the_job_and_closes_the_nodes_again(site: Site):
     assert head.reserved == {}
 
 
+def test_a_job_that_somebody_cancels_is_told_as_that_whatever_it_left(site: Site):
+    stopped = {"message": "rank 0 on n1 was stopped: SIGTERM", "missing": [], "reported_by": 0}
+    whole = {**document(nodes=2), "complete": False, "failure": stopped}
+    half = {"phases": [{"name": "collectives", "start": 0.1, "end": None}]}
+    for left, why in ((whole, f"job 7 was cancelled; {stopped['message']}"), (half, "job 7 was cancelled")):
+        head = Head(drained(), json.dumps(left), job_state="CANCELLED")
+        result = burn_in(site, head, admit=True)
+        assert not any(node.verdict.good for node in result.nodes.values())
+        assert why in str(result.nodes["n1"].reason)
+        assert "phases" not in str(result.findings)
+        assert None not in head.reasons.values()
+
+
 def test_what_a_crash_left_reserved_is_closed_before_anything_else(site: Site):
     head = Head({"n1": None, "n2": None}, None)
     head.reserved = {"provision-burnin-old": ["n1", "n2"]}

@@ -214,8 +214,15 @@ def test_vault_values_are_left_out_and_vault_files_reported(tmp_path: Path) -> N
     assert "ansible-vault" in str(said(listed(tmp_path, {"head": "m1"}, m1=value), "extra").why)
     (tmp_path / "group_vars").mkdir()
     (tmp_path / "group_vars" / "all.yml").write_text("$ANSIBLE_VAULT;1.1;AES256\n6162\n")
-    with pytest.raises(InventoryError, match="Ansible cannot read it"):
-        imported(tmp_path, "[head]\nm1\n")
+    for text, name, file in (
+        ("[head]\nm1\n", "mini.ini", "group_vars/all.yml"),
+        ("$ANSIBLE_VAULT;1.1;AES256\n6162\n", "hosts.yml", "hosts.yml"),
+    ):
+        with pytest.raises(InventoryError, match="encrypted by ansible-vault") as raised:
+            imported(tmp_path, text, name)
+        assert raised.value.findings[0].source == str(tmp_path / file)
+    with pytest.raises(InventoryError, match="encrypted by ansible-vault"):
+        read_inventory(tmp_path)
 
 
 def test_hosts_without_a_role_are_to_be_filled_in(tmp_path: Path) -> None:
