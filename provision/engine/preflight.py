@@ -46,12 +46,14 @@ class PreflightError(Exception):
 def take_lock(shell: RootShell, holder: str, run: str) -> None:
     """Hold this node for as long as the session lives. Raises PreflightError naming who has it.
 
-    The kernel releases it when the session's shell is gone, so a controller that died leaves nothing locked.
+    The kernel releases it when the session's shell is gone: a controller that died leaves a node locked only until
+    the command that was running ends.
     """
     holding = shell.hold_lock(LOCK, f"{holder}, run {run}")
     if holding is not None:
         raise PreflightError(
-            f"{shell.name} is being provisioned by {holding or 'another run'}", "wait for that run to end"
+            f"{shell.name} is being provisioned by {holding or 'another run'}",
+            "wait for that run to end; if it was killed, it may still be ending here: try again in a minute",
         )
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from provision.engine import remote
+from provision.engine import preflight, remote
 from provision.engine.remote import DeadlineExceeded, RemoteError, RootShell, explain_loss, local_shell
 from provision.site.models import Site, SiteFile
 
@@ -118,6 +118,24 @@ def test_a_lock_is_held_by_one_session_and_freed_by_its_end(
         first.run("sleep 5 >/dev/null 2>&1 &")  # what a command leaves behind does not keep the lock
         threading.Timer(0.2, first.kill).start()  # it is just ending: that is waited for
         assert second.hold_lock(path, "bob@two, run 2") is None
+    finally:
+        first.close()
+        second.close()
+
+
+def test_who_holds_a_node_is_told_and_that_a_run_that_was_killed_may_still_be_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "LOCK", f"{tmp_path}/lock")
+    first, second = local_shell("n"), local_shell("n")
+    try:
+        preflight.take_lock(first, "ann@one", "r1")
+        monkeypatch.setattr(remote, "LOCK_WAIT", 0)
+        with pytest.raises(
+            preflight.PreflightError, match="n is being provisioned by ann@one, run r1"
+        ) as held:
+            preflight.take_lock(second, "bob@two", "r2")
+        assert "may still be ending here: try again in a minute" in str(held.value.advice)
     finally:
         first.close()
         second.close()
