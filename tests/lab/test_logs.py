@@ -9,7 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from provision.engine.controller import converge
 from provision.lab import Lab
+from provision.report.model import Verdict
 from tests.lab.checking import HEAD, WORKER, Case, hidden
 from tests.lab.cluster import OTHER, Cluster, brought_up, changed, names, try_case
 from tests.lab.command import provision
@@ -89,6 +91,21 @@ def test_nothing_is_lost_while_the_collector_is_away(cluster: Cluster) -> None:
         "--limit",
         OTHER,
     )
+
+
+def test_a_node_is_brought_up_while_the_collector_is_away(cluster: Cluster) -> None:
+    cluster.must(HEAD, f"systemctl stop {GATE}")
+    cluster.must(OTHER, f"systemctl stop {SENDER}")
+    document = converge(
+        cluster.site,
+        [cluster.site.nodes[OTHER]],
+        verb="apply",
+        forecast=False,
+        components=["logs"],
+        reboot=False,
+    )
+    assert document.verdict is Verdict.PASS, document.findings
+    cluster.must(HEAD, f"systemctl start {GATE}")
 
 
 def test_who_has_no_certificate_of_the_cluster_is_refused(cluster: Cluster) -> None:

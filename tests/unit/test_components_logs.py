@@ -45,6 +45,15 @@ def test_nodes_send_to_the_first_monitor_by_tls(tmp_path: Path) -> None:
     assert "key = /run/credentials/provision-logs-gate.service/node.key\n" in gate
 
 
+def test_a_collector_that_comes_later_fails_no_node() -> None:
+    dropin = exports.sender_dropin("/lib/systemd/systemd-journal-upload")
+    assert (
+        "ExecStart=\nExecStart=/bin/sh -c 'while :; do /lib/systemd/systemd-journal-upload --save-state;"
+        in dropin
+    )
+    assert "Type=exec\n" in dropin
+
+
 def test_certificates_come_with_logs(tmp_path: Path) -> None:
     assert make_site(tmp_path).enabled("certificates")
 

@@ -39,5 +39,5 @@ def send(on: Context) -> None:
     ops.packages(*on.profile.packages("journal-remote"))
     dropin = exports.dropin_path(exports.SENDER)
     ops.file(exports.SENDER_CONFIG, exports.sender_conf(to))
-    ops.file(dropin, exports.sender_dropin())
+    ops.file(dropin, exports.sender_dropin(on.profile.path("journal-upload")))
     ops.unit(exports.SENDER, reads=[dropin, exports.SENDER_CONFIG, certificates.CERTIFICATE])
