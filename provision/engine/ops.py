@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pyinfra.api.command import StringCommand
@@ -145,7 +145,7 @@ def ensure(
     *,
     test: str,
     make: str,
-    stdin: bytes | None = None,
+    stdin: bytes | Callable[[], bytes] | None = None,
     requires: str | None = None,
     owns: Sequence[str] = (),
     timeout: float = 300.0,
@@ -154,7 +154,8 @@ def ensure(
 
     After `make`, `test` must exit 0. Any other exit status of `test` is "could not be told" and an error, except in a
     plan while `requires`, the program it needs, is not installed yet: then it is known after apply.
-    `stdin` feeds `make`: the way for secrets. `owns` are the files that `make` writes: they go with the component.
+    `stdin` feeds `make`: the way for secrets; a function is asked for it when it is needed. `owns` are the files that
+    `make` writes: they go with the component.
     """
     for path in owns:
         connector().recorder.own(file=path)
@@ -364,7 +365,7 @@ def _sysctl(values: Mapping[str, str]) -> Iterator[StringCommand]:
 
 @operation()
 def _ensure(
-    title: str, test: str, make: str, stdin: bytes | None, requires: str | None
+    title: str, test: str, make: str, stdin: bytes | Callable[[], bytes] | None, requires: str | None
 ) -> Iterator[StringCommand]:
     recorder = connector().recorder
     if requires is not None and recorder.forecast and not read(f"command -v {shlex.quote(requires)}").ok:
@@ -382,7 +383,10 @@ def _ensure(
         raise OperationFailed(
             title, f"could not be told: {_tail(before.stderr)} (exit {before.rc} of its test)"
         )
-    yield Feed(make, stdin) if stdin is not None else StringCommand(make)
+    if stdin is None:
+        yield StringCommand(make)
+    else:
+        yield Feed(make, stdin() if callable(stdin) else stdin)
     yield StringCommand(f"{{ {test}\n}} >&2 || {{ echo 'it was done, and is still not so' >&2; exit 1; }}")
 
 

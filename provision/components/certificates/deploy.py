@@ -42,7 +42,7 @@ def node(on: Context) -> None:
         f"certificate of {on.node.name}",
         test=_valid(on, days * 86400 // 3),
         make=_INSTALL,
-        stdin=exports.issue(authority, on.node, days),
+        stdin=lambda: exports.issue(authority, on.node, days),
         requires="openssl",
         owns=(exports.KEY, exports.CERTIFICATE),
     )

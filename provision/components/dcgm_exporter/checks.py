@@ -7,8 +7,7 @@ from provision.components.dcgm_exporter.settings import DcgmExporterSettings
 from provision.components.prometheus.exports import CURL, url
 from provision.report.model import Verdict
 from provision.verify.check import Found, Target, check, skip, unknown
-
-_REFUSED = 7  # curl: nothing listens there
+from provision.verify.http import get
 
 
 @check("dcgm-fields", role="worker")
@@ -17,16 +16,16 @@ def delivered(at: Target) -> Found:
     if at.node.gpu is None:
         return skip("no GPU here")
     address = f"{url(at.node, exports.PORT)}/metrics"
-    answer = at.host.run(f"curl -sS --noproxy '*' --globoff --fail --max-time 30 --config {CURL} '{address}'")
+    answer = get(at.host, address, CURL, seconds=30)
     unit = at.profile.unit("dcgm-exporter")
-    if answer.rc == _REFUSED:
+    if answer.refused:
         return Found(
             Verdict.FAIL, "nothing listens", "DCGM's metrics", f"journalctl -u {unit}", source=address
         )
-    if answer.rc != 0:
-        return unknown(answer.stderr.strip() or f"curl: exit status {answer.rc}", source=address)
+    if answer.text is None:
+        return unknown(answer.error, source=address)
     wished = exports.fields(at.node, at.settings(DcgmExporterSettings))
-    missing = missing_fields(answer.stdout, wished)
+    missing = missing_fields(answer.text, wished)
     if not missing:
         return Found(Verdict.PASS, f"{len(wished)} fields", f"{len(wished)} fields", source=address)
     return Found(

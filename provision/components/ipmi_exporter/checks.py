@@ -8,8 +8,8 @@ from provision.components.ipmi_exporter import exports
 from provision.components.prometheus.exports import CURL, url
 from provision.report.model import Verdict
 from provision.verify.check import Found, Target, check, expect, unknown
+from provision.verify.http import get
 
-_REFUSED = 7  # curl: nothing listens there
 _UP = re.compile(r'^ipmi_up\{collector="([\w-]+)"\} ([\d.]+)$', re.MULTILINE)
 
 
@@ -17,15 +17,17 @@ _UP = re.compile(r'^ipmi_up\{collector="([\w-]+)"\} ([\d.]+)$', re.MULTILINE)
 def answers(at: Target) -> Found:
     """Every collector of the exporter got an answer from the BMC."""
     address = f"{url(at.node, exports.PORT)}/metrics"
-    answer = at.host.run(f"curl -sS --noproxy '*' --globoff --fail --max-time 60 --config {CURL} '{address}'")
+    answer = get(at.host, address, CURL, seconds=60)
     unit = at.profile.unit("ipmi-exporter")
-    if answer.rc == _REFUSED:
+    if answer.refused:
         return Found(
             Verdict.FAIL, "nothing listens", "the BMC's metrics", f"journalctl -u {unit}", source=address
         )
-    collectors = dict(_UP.findall(answer.stdout))
-    if answer.rc != 0 or not collectors:
-        return unknown(answer.stderr.strip() or "the answer holds no ipmi_up", source=address)
+    if answer.text is None:
+        return unknown(answer.error, source=address)
+    collectors = dict(_UP.findall(answer.text))
+    if not collectors:
+        return unknown("the answer holds no ipmi_up", source=address)
     silent = sorted(name for name, up in collectors.items() if float(up) != 1)
     return expect(
         f"no answer to {', '.join(silent)}" if silent else "the BMC answers",

@@ -6,14 +6,12 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from provision.components.prometheus import exports
 from provision.report.model import Verdict
 from provision.verify.check import Found, Target, check, expect, unknown
-
-_REFUSED = 7  # curl: nothing listens there
+from provision.verify.http import Answer, get, status
 
 
 class Unreadable(Exception):
@@ -54,14 +52,11 @@ def refuses_strangers(at: Target) -> Found:
     for name, port in services:
         address = exports.url(at.node, port)
         for kind, asked in (("without a password", address), ("by plain HTTP", _plain(address))):
-            status = at.host.run(
-                "curl --silent --show-error --noproxy '*' --globoff --insecure --max-time 20 --output /dev/null "
-                f"--write-out '%{{http_code}}' {shlex.quote(asked + '/metrics')}"
-            )
-            if status.rc != 0:
-                return unknown(status.stderr.strip() or f"curl: exit status {status.rc}", source=asked)
-            if status.stdout.strip() not in ("400", "401"):
-                open_to.append(f"{name} answers {kind} ({status.stdout.strip()})")
+            answer = status(at.host, f"{asked}/metrics", "--insecure")
+            if answer.text is None:
+                return unknown(answer.error, source=asked)
+            if answer.text.strip() not in ("400", "401"):
+                open_to.append(f"{name} answers {kind} ({answer.text.strip()})")
     return expect(
         "; ".join(open_to) or "strangers are refused",
         "strangers are refused",
@@ -182,25 +177,9 @@ def alertmanager_receives(at: Target) -> Found:
     )
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a service said to a GET: its text, or why there is none."""
-
-    text: str | None
-    error: str = ""
-    refused: bool = False
-
-
 def _get(at: Target, address: str) -> Answer:
-    """Ask a service from the node that it runs on."""
-    result = at.host.run(
-        f"curl --silent --show-error --noproxy '*' --globoff --fail --max-time 20 --config {exports.CURL} "
-        f"{shlex.quote(address)}"
-    )
-    if result.rc == 0:
-        return Answer(result.stdout)
-    said = result.stderr.strip() or f"curl: exit status {result.rc}"
-    return Answer(None, said, refused=result.rc == _REFUSED)
+    """Ask a service of monitoring from the node that it runs on."""
+    return get(at.host, address, exports.CURL)
 
 
 def _text(at: Target, address: str) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from provision.components.certificates import exports as certificates
 from provision.components.prometheus import exports
+from provision.components.prometheus.service import serve
 from provision.components.prometheus.settings import MonitoringSettings
 from provision.components.storage import exports as storage
 from provision.engine import ops
 from provision.engine.deploy import Context, step
+
+_GROUP = "prometheus"  # whom the packages run the services of the family as
 
 
 @step("*")
@@ -29,7 +31,7 @@ def exporter(on: Context) -> None:
         [each.unit for each in storage.mounts(on.site, on.node)] if on.site.enabled("storage") else [],
         fabric=fabric is not None and fabric.kind in ("infiniband", "roce"),
     )
-    _unit(on, unit, dropin)
+    serve(on, unit, dropin, group=_GROUP)
     ends = f"{textfiles}/{exports.CERTIFICATE_END}"
     ops.ensure(
         "the certificate's end as a metric",
@@ -54,7 +56,7 @@ def _alertmanager(on: Context) -> None:
     if len(on.site.with_role("monitor")) > 1:
         ops.file(exports.PEERS, exports.peers_yml(unit))
     data = on.profile.path("alertmanager.data")
-    _unit(on, unit, exports.alertmanager_dropin(binary, data, unit, on.site, on.node))
+    serve(on, unit, exports.alertmanager_dropin(binary, data, unit, on.site, on.node), group=_GROUP)
     ops.unit(unit, reads=[exports.ALERTMANAGER_CONFIG], reload=True)
 
 
@@ -74,21 +76,11 @@ def _server(on: Context) -> None:
         validate="promtool check config {}",
     )
     data = on.profile.path("prometheus.data")
-    _unit(on, unit, exports.server_dropin(binary, data, unit, on.node, settings))
+    serve(on, unit, exports.server_dropin(binary, data, unit, on.node, settings), group=_GROUP)
     # A restart would read the whole write-ahead log again.
     ops.unit(unit, reads=[exports.CONFIG, *exports.rules()], reload=True)
 
 
-def _unit(on: Context, unit: str, dropin: str) -> None:
-    """A service of the family runs with our arguments and our certificate."""
-    path = f"/etc/systemd/system/{unit}.service.d/provision.conf"
-    web = exports.web_config(unit)
-    _private(web, exports.web_yml(unit, on.secrets["monitoring.password"]))
-    ops.file(path, dropin)
-    # It has a copy of the node's key, which must be that of the certificate.
-    ops.unit(unit, reads=[path, web, certificates.CERTIFICATE])
-
-
 def _private(path: str, content: str | bytes, validate: str | None = None) -> None:
     """A file that the services of the family read, and nobody else."""
-    ops.file(path, content, mode="640", group="prometheus", secret=True, validate=validate)
+    ops.file(path, content, mode="640", group=_GROUP, secret=True, validate=validate)
