@@ -9,8 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from provision import packaged
 from provision.lab.command import InputError
 from provision.profiles.gpu import GpuProfile, gpu_model
 
@@ -21,13 +20,14 @@ SMI = "/usr/local/bin/nvidia-smi"  # before one that a package brings
 LIBRARY = f"{FOLDER}/nvml/libnvidia-ml.so.1"
 DRIVER, NVML, CUDA = "550.163.01", "12.550.163.01", 12040  # what Debian 13 has
 _HERE = Path(__file__).parent / "nvml"
+_NVML = "provision.lab.nvml"
 _CLOCKS = range(4)  # graphics, SM, memory, video
 _MiB = 1 << 20
 
 
 @cache
 def _recipe() -> dict[str, Any]:
-    recipe = yaml.safe_load((_HERE / "models.yml").read_text())
+    recipe = packaged.data(_NVML, "models.yml")
     assert isinstance(recipe, dict)
     return recipe
 
@@ -156,7 +156,7 @@ class GpuFault:
 
 def faults() -> list[GpuFault]:
     """What faults.yml lists."""
-    recipe = yaml.safe_load((_HERE / "faults.yml").read_text())
+    recipe = packaged.data(_NVML, "faults.yml")
     return [
         GpuFault(name, each["doc"], each["lines"], kind == "node")
         for kind, entries in recipe.items()

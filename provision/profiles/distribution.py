@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shlex
 from functools import cache
-from importlib.resources import files
 from typing import Literal
 
-import yaml
 from pydantic import Field
 
+from provision import packaged
 from provision.profiles.packaging import MANAGERS, PackageManager
 from provision.site.base import Settings
 
@@ -70,10 +69,8 @@ class UnsupportedDistribution(Exception):
 
 @cache
 def _all() -> dict[str, Distribution]:
-    text = files("provision.profiles").joinpath("distributions.yml").read_text()
-    return {
-        key: Distribution.model_validate({"key": key, **value}) for key, value in yaml.safe_load(text).items()
-    }
+    document = packaged.data("provision.profiles", "distributions.yml")
+    return {key: Distribution.model_validate({"key": key, **value}) for key, value in document.items()}
 
 
 def distribution(identity: str, version: str) -> Distribution:

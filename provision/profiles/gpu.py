@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Literal
 
-import yaml
 from pydantic import Field
 
+from provision import packaged
 from provision.site.base import Settings
 
 Architecture = Literal["volta", "turing", "ampere", "ada", "hopper", "blackwell"]
@@ -101,7 +100,7 @@ class GpuProfile(Settings):
 @cache
 def all_models() -> list[GpuProfile]:
     """All models, in the order of gpus.yml."""
-    document = yaml.safe_load(files("provision.profiles").joinpath("gpus.yml").read_text())
+    document = packaged.data("provision.profiles", "gpus.yml")
     return [GpuProfile.model_validate({"name": name, **value}) for name, value in document.items()]
 
 

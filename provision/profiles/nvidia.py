@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from datetime import date
 from functools import cache
-from importlib.resources import files
 from typing import Literal
 
-import yaml
 from pydantic import Field
 
+from provision import packaged
 from provision.profiles.gpu import Architecture, GpuProfile
 from provision.site.base import Settings
 
@@ -186,6 +185,4 @@ def number(version: str) -> tuple[int, ...]:
 @cache
 def rules() -> Rules:
     """The rules as they stand in nvidia.yml."""
-    return Rules.model_validate(
-        yaml.safe_load(files("provision.profiles").joinpath("nvidia.yml").read_text())
-    )
+    return Rules.model_validate(packaged.data("provision.profiles", "nvidia.yml"))

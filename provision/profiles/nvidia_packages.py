@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
 from typing import Literal
 
-import yaml
 from pydantic import Field
 
+from provision import packaged
 from provision.profiles.distribution import UnsupportedDistribution
 from provision.site.base import Settings
 
@@ -106,7 +105,7 @@ class NvidiaPackages(Settings):
 
 @cache
 def _all() -> dict[str, NvidiaPackages]:
-    document = yaml.safe_load(files("provision.profiles").joinpath("nvidia_packages.yml").read_text())
+    document = packaged.data("provision.profiles", "nvidia_packages.yml")
     return {key: NvidiaPackages.model_validate(value) for key, value in document["distributions"].items()}
 
 

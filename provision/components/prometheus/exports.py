@@ -15,6 +15,7 @@ from typing import Any
 import bcrypt
 import yaml
 
+from provision import packaged
 from provision.components.certificates import exports as certificates
 from provision.components.exported import Port, Scrape, scrapes
 from provision.components.prometheus.settings import Alerts, Federation, MonitoringSettings, RemoteWrite
@@ -248,14 +249,14 @@ def runbook(file: str, alert: str) -> str:
     return f"{RUNBOOKS}/{file}.md#{alert.lower()}"
 
 
+_RULES = "provision.components.prometheus.rules"
+
+
 @cache
 def rule_groups() -> dict[str, list[dict[str, Any]]]:
     """Name of a file of rules -> its groups, as Prometheus reads them; every alert says where its runbook is."""
-    folder = files("provision.components.prometheus").joinpath("rules")
-    paths = sorted(
-        (each for each in folder.iterdir() if each.name.endswith(".yml")), key=lambda each: each.name
-    )
-    found = {each.name.removesuffix(".yml"): yaml.safe_load(each.read_text())["groups"] for each in paths}
+    names = sorted(each.name for each in files(_RULES).iterdir() if each.name.endswith(".yml"))
+    found = {name.removesuffix(".yml"): packaged.data(_RULES, name)["groups"] for name in names}
     for name, groups in found.items():
         for rule in alerts(groups):
             rule["annotations"]["runbook"] = runbook(name, rule["alert"])
