@@ -1,12 +1,12 @@
 """The pyinfra connector of this project: a node behind one root shell, with its facts remembered until it changes.
 
-Facts that a run is known to read are fetched together, in one execution, and answered from memory; any command or
-upload makes the node forget them, because nothing is true about a node that was just changed.
+What a run is known to ask is asked together, in one execution, and answered from memory; any command or upload makes
+the node forget it, because nothing is true about a node that was just changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from io import IOBase
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,9 @@ from pyinfra.api.command import StringCommand
 from pyinfra.connectors.base import BaseConnector
 from pyinfra.connectors.util import CommandOutput, OutputLine
 
+from provision.engine import questions
 from provision.engine.limits import limit
+from provision.engine.questions import Question
 from provision.engine.remote import Output, RootShell
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from provision.profiles import Distribution
 
 FACT_TIMEOUT = 60.0  # seconds for one read; many together get this much in all
-_WINDOW = 25  # facts fetched ahead after a change made the node forget them
+_WINDOW = 25  # questions asked ahead after a change made the node forget
 
 
 class Feed(StringCommand):  # type: ignore[misc]  # pyinfra is untyped here
@@ -34,7 +36,7 @@ class Feed(StringCommand):  # type: ignore[misc]  # pyinfra is untyped here
 
 
 class NodeConnector(BaseConnector):  # type: ignore[misc]
-    """Executes on one node; `shell` is its session, `foretell` the facts that this run will read."""
+    """Executes on one node; `shell` is its session, `foretell` what this run will ask."""
 
     handles_execution = True
     shell: RootShell
@@ -44,9 +46,9 @@ class NodeConnector(BaseConnector):  # type: ignore[misc]
     def __init__(self, state: Any, host: Any) -> None:
         super().__init__(state, host)
         self.last: Output | None = None  # of the command that ran last: what a failure is explained by
-        self.learnt: list[str] = []  # fact commands in the order in which they were first read
-        self._expected: list[str] = []
-        self._known: dict[str, Output] = {}
+        self.asked: dict[Question, None] = {}  # in the order in which they were first asked
+        self._expected: list[Question] = []
+        self._known: dict[Question, Output] = {}
         self.timeout = 300.0  # of the operation that runs
         self.longest: float | None = None  # no operation may take longer
 
@@ -63,30 +65,30 @@ class NodeConnector(BaseConnector):  # type: ignore[misc]
         """Why this node cannot do `what` ("unit:x.service", "sysctl:vm.swappiness"), None when it can."""
         return limit(self._limits, what)
 
-    def foretell(self, commands: list[str]) -> None:
-        """Fetch the facts `commands` (those that an earlier run read) in a single execution."""
-        self._expected = commands
-        self._fetch(commands)
+    def foretell(self, expected: Sequence[Question]) -> None:
+        """Ask `expected` (what an earlier run asked) in a single execution."""
+        self._expected = list(expected)
+        self._fetch(self._expected)
 
-    def read(self, command: str) -> Output:
-        """What the read-only `command` answers, from memory while the node has not changed."""
-        if command not in self.learnt:
-            self.learnt.append(command)
-        if command not in self._known:
-            ahead = self._expected.index(command) if command in self._expected else None
-            window = self._expected[ahead : ahead + _WINDOW] if ahead is not None else [command]
-            self._fetch([text for text in window if text not in self._known])
-        return self._known[command]
+    def ask(self, *wanted: Question) -> list[Output]:
+        """The answers to `wanted`, from memory while the node has not changed."""
+        self.asked.update(dict.fromkeys(wanted))
+        if unknown := [question for question in wanted if question not in self._known]:
+            ahead = self._expected.index(unknown[0]) if unknown[0] in self._expected else len(self._expected)
+            together = dict.fromkeys([*unknown, *self._expected[ahead : ahead + _WINDOW]])
+            self._fetch([question for question in together if question not in self._known])
+        return [self._known[question] for question in wanted]
 
     def forget(self) -> None:
-        """Drop all facts: something has changed, here or on a node that this one depends on."""
+        """Drop all answers: something has changed, here or on a node that this one depends on."""
         self._known.clear()
 
-    def _fetch(self, commands: list[str]) -> None:
-        if commands:
-            self._known.update(
-                zip(commands, self.shell.run_many(commands, timeout=FACT_TIMEOUT), strict=True)
-            )
+    def _fetch(self, wanted: Sequence[Question]) -> None:
+        if wanted:
+            batches = questions.batches(wanted)
+            outputs = self.shell.run_many([batch.text for batch in batches], timeout=FACT_TIMEOUT)
+            for batch, output in zip(batches, outputs, strict=True):
+                self._known.update(batch.answers(output))
 
     def run_shell_command(
         self, command: StringCommand, print_output: bool = False, print_input: bool = False, **arguments: Any

@@ -23,6 +23,7 @@ from provision.engine.journal import Entry, Journal, holder, journaled
 from provision.engine.plan import make_plan
 from provision.engine.playbook import PlaybookError, find_playbook, run_playbook
 from provision.engine.process import start_worker
+from provision.engine.questions import Question
 from provision.engine.stop import on_stop
 from provision.report.model import Document, Finding, NodeResult, Verdict, worst
 from provision.report.store import state_directory
@@ -44,7 +45,7 @@ class Outcome:
     findings: list[Finding] = field(default_factory=list)
     operations: list[Event] = field(default_factory=list)  # what was not "same"
     counts: dict[str, int] = field(default_factory=dict)  # outcome -> number of operations
-    facts: dict[str, list[str]] = field(default_factory=dict)  # node -> fact commands read
+    asked: dict[str, list[Question]] = field(default_factory=dict)  # node -> what it was asked
     hardware: dict[str, Hardware] = field(default_factory=dict)
     secrets: dict[str, bytes] = field(default_factory=dict, repr=False)
     interrupted: bool = False
@@ -65,7 +66,7 @@ class Outcome:
                     Finding(verdict=Verdict.WARN, check="node-contradicts", subject=node, read=event["text"])
                 )
             case "node":
-                self.facts[node] = event["facts"]
+                self.asked[node] = [Question(*pair) for pair in event["asked"]]
                 failed = event["verdict"] != "pass"
                 self.results[node] = NodeResult(
                     verdict=Verdict.FAIL if failed else Verdict.PASS,
@@ -123,7 +124,7 @@ def converge(
             with_secrets=False,
             sudo_password=sudo_password,
             escrow=copy,
-            facts=entry.facts(scope),
+            questions=entry.questions(scope),
             timeout=timeout,
             reboot=reboot,
         )
@@ -133,8 +134,8 @@ def converge(
                 verdict=Verdict.FAIL, failed=1, reason="its worker process ended without a word"
             )
             outcome.results.setdefault(name, ended)
-        read = {node: facts for node, facts in outcome.facts.items() if facts}
-        entry.write(entry.journal.remember_facts, scope, read)
+        asked = {node: questions for node, questions in outcome.asked.items() if questions}
+        entry.write(entry.journal.remember_questions, scope, asked)
         if not forecast:
             _keep(site, lock, copy, outcome)
             if components is None:

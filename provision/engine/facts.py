@@ -7,7 +7,9 @@ from typing import cast
 
 from pyinfra import host
 
+from provision.engine import questions
 from provision.engine.connector import NodeConnector
+from provision.engine.questions import Question
 from provision.engine.remote import Output
 
 
@@ -18,7 +20,12 @@ def connector() -> NodeConnector:
 
 def read(command: str) -> Output:
     """The answer of a read-only command; exit status 127 where its program is not installed (yet)."""
-    return connector().read(command)
+    return ask(questions.command(command))[0]
+
+
+def ask(*wanted: Question) -> list[Output]:
+    """The answers to `wanted`, in the same order; what is not known yet is asked in one execution."""
+    return connector().ask(*wanted)
 
 
 def text(path: str) -> str | None:

@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, Any
 
+from provision.engine.questions import Question
 from provision.site.lock import Lock
 from provision.site.models import Site
 
@@ -38,9 +39,7 @@ class Job:
     escrow: Mapping[str, bytes] = field(
         default_factory=dict, repr=False
     )  # secrets of the copy beside the site file
-    facts: Mapping[str, Sequence[str]] = field(
-        default_factory=dict
-    )  # node -> fact commands read by its last run
+    questions: Mapping[str, Sequence[Question]] = field(default_factory=dict)  # node -> asked by its last run
     timeout: float | None = None  # seconds at most for an operation; None: what each operation is given
     reboot: bool = True  # nodes that must reboot do so; False: they only say it
 

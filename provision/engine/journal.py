@@ -1,6 +1,6 @@
 """What was done where, when, with what outcome: SQLite, one file a site.
 
-It makes runs comparable and tells which facts a node's next run will read; it is never asked what is true of a node.
+It makes runs comparable and tells what a node's next run will ask it; it is never asked what is true of a node.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from provision.engine.questions import Question
 from provision.errors import InputError
 from provision.report.model import Document, Finding, Verdict, worst
 from provision.report.store import state_directory
@@ -33,8 +34,8 @@ CREATE TABLE IF NOT EXISTS events (
     run TEXT NOT NULL REFERENCES runs(run), at REAL NOT NULL, node TEXT, event TEXT NOT NULL, content TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS events_of_run ON events(run, node);
-CREATE TABLE IF NOT EXISTS facts (
-    node TEXT NOT NULL, scope TEXT NOT NULL, commands TEXT NOT NULL, PRIMARY KEY (node, scope)
+CREATE TABLE IF NOT EXISTS questions (
+    node TEXT NOT NULL, scope TEXT NOT NULL, asked TEXT NOT NULL, PRIMARY KEY (node, scope)
 );
 CREATE TABLE IF NOT EXISTS applied (node TEXT PRIMARY KEY, site TEXT NOT NULL, run TEXT NOT NULL);
 """
@@ -83,14 +84,15 @@ class Journal:
         rows = [(run, at, event.get("node"), event["event"], json.dumps(event)) for at, event in events]
         self._do("INSERT INTO events(run, at, node, event, content) VALUES (?, ?, ?, ?, ?)", rows)
 
-    def remember_facts(self, scope: str, commands: Mapping[str, list[str]]) -> None:
-        """Which facts each node's run read; `scope` tells whole runs from those of single components."""
-        rows = [(node, scope, json.dumps(list(texts))) for node, texts in commands.items()]
-        self._do("INSERT OR REPLACE INTO facts(node, scope, commands) VALUES (?, ?, ?)", rows)
+    def remember_questions(self, scope: str, asked: Mapping[str, list[Question]]) -> None:
+        """What each node was asked by its run; `scope` tells whole runs from those of single components."""
+        rows = [(node, scope, json.dumps(questions)) for node, questions in asked.items()]
+        self._do("INSERT OR REPLACE INTO questions(node, scope, asked) VALUES (?, ?, ?)", rows)
 
-    def facts(self, scope: str) -> dict[str, list[str]]:
-        rows = self._ask("SELECT node, commands FROM facts WHERE scope = ?", (scope,))
-        return {node: json.loads(commands) for node, commands in rows}
+    def questions(self, scope: str) -> dict[str, list[Question]]:
+        """Node -> what its last run of this `scope` asked it."""
+        rows = self._ask("SELECT node, asked FROM questions WHERE scope = ?", (scope,))
+        return {node: [Question(*pair) for pair in json.loads(asked)] for node, asked in rows}
 
     def mark_applied(self, nodes: Iterable[str], site: str, run: str) -> None:
         """These nodes are what the site file of digest `site` says."""
@@ -168,9 +170,9 @@ class Entry:
             except JournalError as error:
                 self.lost = error
 
-    def facts(self, scope: str) -> dict[str, list[str]]:
-        """Node -> the facts that its last run read, by which this one is faster; none where they cannot be read."""
-        return {} if self.lost else self.journal.facts(scope)
+    def questions(self, scope: str) -> dict[str, list[Question]]:
+        """Node -> what its last run asked it, by which this one is faster; none where that cannot be read."""
+        return {} if self.lost else self.journal.questions(scope)
 
     def end(self) -> None:
         """Write down what the run came to."""

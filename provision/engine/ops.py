@@ -18,9 +18,9 @@ from pyinfra.api.exceptions import NestedOperationError
 from pyinfra.api.operation import operation
 
 from provision.engine import accounts as _accounts
-from provision.engine import units
+from provision.engine import questions, units
 from provision.engine.connector import Feed
-from provision.engine.facts import connector, read
+from provision.engine.facts import ask, connector, read
 from provision.engine.record import OperationFailed
 
 _DIFF_LINES = 200
@@ -171,12 +171,13 @@ def wait(title: str, *, test: str, timeout: int = 60) -> None:
         return
     quoted = shlex.quote(test)
     script = (
-        f"e=$(($(date +%s) + {timeout})); until o=$(sh -c {quoted} 2>&1); do "
+        f"e=$(($(date +%s) + {timeout})); until o=$(sh -c {quoted} 2>&1); do echo waited; "
         f"[ $(date +%s) -lt $e ] || {{ printf '%s\\n' \"$o\" >&2; exit 1; }}; sleep 0.2; done"
     )
     with conn.recorder.operation(title):
         output = conn.shell.run(script, timeout=timeout + 30)
-        conn.forget()
+        if output.stdout:
+            conn.forget()  # meanwhile the node has changed
         if not output.ok:
             raise OperationFailed(title, f"not within {timeout} s: {_tail(output.stderr)}")
         conn.recorder.finish(False)
@@ -223,9 +224,8 @@ def _file(
 ) -> Iterator[StringCommand]:
     recorder = connector().recorder
     quoted = shlex.quote(path)
-    state = read(f"stat -c '%F|%a|%U:%G' -- {quoted} && sha256sum <{quoted}").stdout.splitlines()
-    kind, now_mode, now_owner = state[0].split("|") if state else ("", "", "")
-    digest = state[1].split()[0] if len(state) > 1 else ""
+    [state] = ask(questions.content(path))
+    kind, now_mode, now_owner, digest = (*state.stdout.split("|"), "", "", "", "")[:4]
     if kind == "directory":
         raise OperationFailed(f"file {path}", "there is a directory of this name", "move it away by hand")
     same = kind.startswith("regular") and digest == hashlib.sha256(data).hexdigest()
@@ -236,7 +236,7 @@ def _file(
         recorder.diff = f"- {now_mode} {now_owner}\n+ {mode} {owner}\n"
         yield StringCommand(f"chown -h {shlex.quote(owner)} {quoted} && chmod {mode} {quoted}")
         return
-    recorder.diff = _difference(path, None if not state else read(f"cat -- {quoted}").stdout, data, secret)
+    recorder.diff = _difference(path, read(f"cat -- {quoted}").stdout if state.ok else None, data, secret)
     check = f"( {validate.replace('{}', chr(34) + '$t' + chr(34))} ) </dev/null" if validate else ":"
     yield Feed(
         f"""set -e; umask 077; d=$(dirname -- {quoted})
@@ -252,7 +252,7 @@ mv -fT -- "$t" {quoted}; sync "$d"
 @operation()
 def _directory(path: str, mode: str, owner: str) -> Iterator[StringCommand]:
     quoted = shlex.quote(path)
-    now = read(f"stat -L -c '%F|%a|%U:%G' -- {quoted}").stdout.strip()
+    now = ask(questions.directory(path))[0].stdout
     wish = f"directory|{mode.lstrip('0') or '0'}|{owner}"
     if now != wish:
         connector().recorder.diff = f"- {now or 'nothing'}\n+ {wish}\n"
@@ -284,23 +284,14 @@ def _absent(path: str) -> Iterator[StringCommand]:
 def _unit(unit: str, wanted: units.Wanted, reads: Sequence[str]) -> Iterator[StringCommand]:
     recorder = connector().recorder
     stamp = f"{_LOADED}/{unit}"
-    files = shlex.join([stamp, *reads])
-    facts = read(
-        f"systemctl show --timestamp=us+utc -p {units.PROPERTIES} -- {shlex.quote(unit)} && "
-        f"{{ stat -c '@%.Y %n' -- {files} 2>/dev/null || [ $? = 1 ]; }}"
-    )
-    if not facts.ok:
-        raise OperationFailed(f"unit {unit}", _tail(facts.stderr))
-    times = {
-        name: float(moment[1:])
-        for moment, _, name in (line.partition(" ") for line in facts.lines if line.startswith("@"))
-    }
-    loaded = times.pop(stamp, None)
+    state, loaded, *files = ask(questions.unit(unit), *map(questions.written, [stamp, *reads]))
+    if not state.ok:
+        raise OperationFailed(f"unit {unit}", _tail(state.stderr))
     todo = units.actions(
-        units.parse_show(facts.stdout),
+        units.parse_show(state.stdout),
         wanted,
-        newest=max(times.values(), default=None),
-        loaded=loaded if wanted.reload else None,
+        newest=max((float(file.stdout) for file in files if file.ok), default=None),
+        loaded=float(loaded.stdout) if wanted.reload and loaded.ok else None,
         rewritten=recorder.forecast and any(path in recorder.written for path in reads),
     )
     if todo:

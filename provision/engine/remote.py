@@ -357,12 +357,12 @@ def _remote_command(nonce: str, become: Become) -> str:
 
 def _framed(command: str, mark: str, stdin: bytes | None) -> str:
     """Shell text that runs `command` in a subshell and then marks the end on both streams."""
-    text = f"__c=$(cat <<'{mark}-c'\n{command}\n{mark}-c\n)\n"
+    isolated = f"( eval {shlex.quote(command)} )"  # what is wrong syntax ends the subshell alone
     if stdin is None:
-        text += '( eval "$__c" ) </dev/null 9>&-\n'
+        text = f"{isolated} </dev/null 9>&-\n"
     else:
         encoded = base64.encodebytes(stdin).decode()
-        text += f"base64 -d <<'{mark}-i' | ( eval \"$__c\" ) 9>&-\n{encoded}{mark}-i\n"
+        text = f"base64 -d <<'{mark}-i' | {isolated} 9>&-\n{encoded}{mark}-i\n"
     return text + f"__r=$?; printf '\\n%s %d\\n' {mark} $__r; printf '\\n%s\\n' {mark} >&2\n"
 
 

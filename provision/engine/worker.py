@@ -218,7 +218,7 @@ class Worker:
                 "node": name,
                 "changed": recorder.changed,
                 "seconds": round(time.monotonic() - started, 3),
-                "facts": host.connector.learnt,
+                "asked": list(host.connector.asked),
                 "blocked": blocked is not None,
                 **verdict,
             }
@@ -251,7 +251,7 @@ class Worker:
                 self._tell_what_head_holds(conn.shell)
             conn.longest = job.timeout
             conn.attach(recorder, facts.profile, facts.limits)
-            conn.foretell(list(job.facts.get(name, ())))
+            conn.foretell(job.questions.get(name, ()))
             self.board.await_seen(n for n in job.all_nodes if self._hardware_unknown(n))
             return self._steps(host, recorder, facts)
         finally:

@@ -31,7 +31,7 @@ sys.stdin.buffer.read(int.from_bytes(sys.stdin.buffer.read(8), "big"))
 def tell(**event):
     print(json.dumps(event), flush=True)
 def end(node, verdict="pass", reason=None, blocked=False):
-    tell(event="node", node=node, changed=1, seconds=0.1, facts=[], verdict=verdict, reason=reason, advice=None,
+    tell(event="node", node=node, changed=1, seconds=0.1, asked=[], verdict=verdict, reason=reason, advice=None,
          blocked=blocked)
 def words():
     for line in sys.stdin:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from provision.engine import limits, manifest, preflight
+from provision.engine import limits, manifest, preflight, questions
 from provision.engine.journal import Journal
 from provision.engine.record import Owned
 from provision.engine.remote import Output
@@ -118,15 +118,16 @@ def test_limits_match_by_pattern_and_a_wrong_file_is_said() -> None:
         limits.parse("")
 
 
-def test_the_journal_keeps_runs_facts_and_states(tmp_path: Path) -> None:
+def test_the_journal_keeps_runs_questions_and_states(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "site")
     journal.begin("r1", "apply", "ann@ctl", "d1", "2026-01-01T00:00:00+00:00")
     journal.add("r1", [(1.0, {"event": "op", "node": "n1", "title": "x"})])
     journal.end("r1", "2026-01-01T00:01:00+00:00", "pass")
-    journal.remember_facts("*", {"n1": ["cat /etc/os-release"]})
+    asked = [questions.command("cat /etc/os-release"), questions.unit("munge.service")]
+    journal.remember_questions("*", {"n1": asked})
     journal.mark_applied(["n1"], "d1", "r1")
     again = Journal(tmp_path / "site")
     assert [(run["run"], run["verdict"]) for run in again.runs()] == [("r1", "pass")]
-    assert again.facts("*") == {"n1": ["cat /etc/os-release"]}
+    assert again.questions("*") == {"n1": asked}
     assert again.applied() == {"n1": "d1"}
     assert (tmp_path / "site" / "journal.db").stat().st_mode & 0o077 == 0
