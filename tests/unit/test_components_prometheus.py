@@ -96,10 +96,18 @@ def test_servers_listen_on_the_management_address_alone(tmp_path: Path) -> None:
     assert "--storage.tsdb.retention.size=50GB" in server
     assert "ExecStart=\nExecStart=/bin/prometheus \\\n" in server
     exporter = exports.exporter_dropin(
-        "/bin/e", "/t", "node-exporter", "--web.config", site.nodes["g1"], ["a-b.mount"], fabric=False
+        "/bin/e",
+        "/t",
+        "node-exporter",
+        "--web.config",
+        site.nodes["g1"],
+        ["a-b.mount"],
+        fabric=False,
+        clock=False,
     )
     assert "|a\\\\-b\\\\.mount)$$'" in exporter, "a regular expression, written as systemd reads it"
     assert "--no-collector.infiniband" in exporter, "where there is none it would fail at every scrape"
+    assert "--no-collector.timex" in exporter, "so would this one where the clock belongs to somebody else"
     assert "--web.listen-address=192.0.2.11:9100" in exporter
     assert "--web.config=/etc/prometheus/provision-web-node-exporter.yml" in exporter
     assert "LoadCredential=node.key:/etc/provision/tls/node.key" in exporter

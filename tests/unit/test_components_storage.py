@@ -82,6 +82,17 @@ def test_a_storage_node_serves_instead_of_the_head(tmp_path: Path) -> None:
     assert exports.gluster_clients(make_site(tmp_path)) == "192.0.2.1,192.0.2.11,192.0.2.12"
 
 
+def test_only_the_node_that_serves_must_run_a_server(tmp_path: Path) -> None:
+    groups = {**GROUPS, "nas": {"hosts": "s1", "roles": ["storage"]}}
+    site = make_site(tmp_path, groups, provider="glusterfs")
+    units = {name: exports.serving_unit(site, node) for name, node in site.nodes.items()}
+    assert units == {**dict.fromkeys(site.nodes, None), "s1": "glusterd"}
+    site = make_site(tmp_path)
+    assert exports.serving_unit(site, site.head) == "nfs-server"
+    everything = make_site(tmp_path, mounts=[NAS], shared=["/home"])
+    assert exports.serving_unit(everything, everything.head) is None
+
+
 def test_homes_on_what_is_served_are_made_by_the_server(tmp_path: Path) -> None:
     assert exports.homes(make_site(tmp_path)) == [("alice", "alice", "/home/alice")]
 

@@ -28,8 +28,9 @@ def exporter(on: Context) -> None:
         unit,
         option,
         on.node,
-        [each.unit for each in storage.mounts(on.site, on.node)] if on.site.enabled("storage") else [],
+        _storage_units(on) if on.site.enabled("storage") else [],
         fabric=fabric is not None and fabric.kind in ("infiniband", "roce"),
+        clock=on.limited("clock") is None,
     )
     serve(on, unit, dropin, group=_GROUP)
     ends = f"{textfiles}/{exports.CERTIFICATE_END}"
@@ -39,6 +40,13 @@ def exporter(on: Context) -> None:
         make=f"({exports.CERTIFICATE_END_SCRIPT}) >{ends}.new && mv -f {ends}.new {ends}",
         owns=(ends,),
     )
+
+
+def _storage_units(on: Context) -> list[str]:
+    """Units of shared file systems on this node; a server that is only installed need not run."""
+    mounts = [each.unit for each in storage.mounts(on.site, on.node)]
+    serving = storage.serving_unit(on.site, on.node)
+    return [*mounts, f"{on.profile.unit(serving)}.service"] if serving else mounts
 
 
 @step("monitor")

@@ -375,19 +375,28 @@ def alertmanager_dropin(binary: str, data: str, unit: str, site: Site, node: Nod
 
 
 _UNITS = (
-    "ssh|sshd|munge|slurmd|slurmctld|slurmdbd|slurmrestd|mariadb|chrony|chronyd|glusterd|docker|containerd|"
+    "ssh|sshd|munge|slurmd|slurmctld|slurmdbd|slurmrestd|mariadb|chrony|chronyd|docker|containerd|"
     "nvidia-.+|prometheus.*|grafana-server|systemd-journal-(upload|remote)|provision-.+"
 )
 
 
 def exporter_dropin(
-    binary: str, textfiles: str, unit: str, option: str, node: Node, mounts: Sequence[str], *, fabric: bool
+    binary: str,
+    textfiles: str,
+    unit: str,
+    option: str,
+    node: Node,
+    storage: Sequence[str],
+    *,
+    fabric: bool,
+    clock: bool,
 ) -> str:
     """The systemd drop-in of the node exporter; `option` is how its release spells --web.config.file.
 
-    `mounts` are units of shared file systems; where there is no `fabric` its collector would only complain.
+    `storage` are the units of shared file systems; where there is no `fabric`, or no `clock` of its own, the collector
+    would only complain.
     """
-    units = "|".join([f"({_UNITS})[.](service|timer)", *(re.escape(mount) for mount in mounts)])
+    units = "|".join([f"({_UNITS})[.](service|timer)", *(re.escape(each) for each in storage)])
     return _dropin(
         unit,
         [
@@ -400,6 +409,7 @@ def exporter_dropin(
             # systemd wants its own signs written twice
             f"'--collector.systemd.unit-include=^({units})$'".replace("\\", "\\\\").replace("$", "$$"),
             *([] if fabric else ["--no-collector.infiniband"]),
+            *([] if clock else ["--no-collector.timex"]),
         ],
     )
 

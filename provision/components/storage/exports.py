@@ -70,6 +70,14 @@ def server(site: Site) -> Node | None:
     return candidates[0] if candidates and served_paths(site) else None
 
 
+def serving_unit(site: Site, node: Node) -> str | None:
+    """The purpose of the unit by which `node` serves the cluster's file systems; None where it serves none."""
+    serving = server(site)
+    if serving is None or serving.name != node.name:
+        return None
+    return "nfs-server" if settings(site, node).provider == "nfs" else "glusterd"
+
+
 def served_paths(site: Site) -> list[str]:
     """The shared paths that a node of this cluster serves."""
     section = _site_wide(site)
