@@ -91,7 +91,7 @@ def _bring_up(
         finally:
             shell.close()
     except KeyboardInterrupt:
-        applied.details["interrupted"] = True
+        parts.append(_cut_short(site))
     except (RemoteError, preflight.PreflightError, headstate.HeadError, slurm.SlurmError) as error:
         finding = headstate.silent(site, error)
         parts.append(Document(verb="up", site=site.cluster, verdict=Verdict.UNKNOWN, findings=[finding]))
@@ -181,6 +181,24 @@ class _Ladder:
             self._show(_note(told))
         headstate.write_acceptance(self.shell, self.known)
         return refused
+
+
+def _cut_short(site: Site) -> Document:
+    """What it means that a person has ended the run between two steps."""
+    finding = Finding(
+        verdict=Verdict.UNKNOWN,
+        check="run-ended",
+        subject=site.cluster,
+        why="interrupted",
+        action="run it again: it goes on from here",
+    )
+    return Document(
+        verb="up",
+        site=site.cluster,
+        verdict=Verdict.UNKNOWN,
+        findings=[finding],
+        details={"interrupted": True},
+    )
 
 
 def _not_admitted(site: Site, refused: Mapping[str, str]) -> Document:

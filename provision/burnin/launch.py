@@ -20,13 +20,13 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from shlex import join, quote
 
 from provision.components.slurm import acceptance
 from provision.components.slurm.exports import ours, slurm_fold
-from provision.site.hostlist import expand
+from provision.site.hostlist import expand, fold
 
 RESERVATION = "provision-burnin"
 FINAL_STATES = frozenset(
@@ -45,7 +45,12 @@ FINAL_STATES = frozenset(
 )
 POLL_SECONDS = 2.0
 SLURM_SILENT_SECONDS = 120.0  # slurmctld may restart meanwhile
+CANNOT_START_SECONDS = (
+    180.0  # that Slurm may call the job's nodes unusable: slurmd restarts, a node comes back
+)
+REMIND_SECONDS = 60.0  # between two lines about a job that waits, and two looks at its nodes
 CANCEL_SECONDS = 90.0  # KillWait (30 s by default) and the epilog
+SHOWN = 5  # nodes named in one line
 _LOG_MARK = "@@ log"
 
 
@@ -90,6 +95,16 @@ class JobState:
     @property
     def final(self) -> bool:
         return self.state in FINAL_STATES or self == FORGOTTEN
+
+    @property
+    def pending(self) -> bool:
+        return self.state == "PENDING"
+
+    def __str__(self) -> str:
+        why = self.reason
+        if why == "BeginTime":  # the burn-in asks for none
+            why += ": Slurm could not start it on its nodes and tries again later"
+        return self.state.lower() + (f" ({why})" if why else "")
 
 
 FORGOTTEN = JobState("FORGOTTEN", "Slurm no longer knows it and keeps no accounting")
@@ -209,6 +224,18 @@ def parse_partitions(text: str) -> dict[str, tuple[str, ...]]:
     return found
 
 
+def obstacles(states: Mapping[str, acceptance.NodeState], nodes: Collection[str]) -> dict[str, str]:
+    """Node -> its state and the reason for it, for those of `nodes` that slurmctld gives to no job. Pure."""
+    found: dict[str, str] = {}
+    for name in nodes:
+        state = states.get(name)
+        if state is None:
+            found[name] = "not known to slurmctld"
+        elif not state.usable:
+            found[name] = f"{state.word}: {state.reason or 'no reason given'}"
+    return found
+
+
 def parse_topology(text: str) -> dict[str, str]:
     """Node -> leaf switch, from `scontrol show topology`: "SwitchName=leaf1 Level=0 LinkSpeed=1 Nodes=n[1-8]"."""
     leaves = re.findall(r"\bSwitchName=(\S+) Level=0 .*\bNodes=(\S+)", text)
@@ -235,6 +262,74 @@ _RESERVATIONS = "scontrol show reservation -o"
 
 def _jobs_in(reservation: str) -> str:
     return f"squeue -h -R {quote(reservation)} -o '%i %T'"
+
+
+@dataclass
+class _Waiting:
+    """A job that has not started: for how long, and why."""
+
+    number: str
+    job: Job
+    most: float  # seconds
+    state: JobState = JobState("PENDING")
+    seconds: float = 0.0
+    hindered: float = 0.0  # seconds since Slurm called a node of the job unusable
+    obstacles: Mapping[str, str] = field(default_factory=dict)  # node -> why
+    _looked: float | None = None  # `seconds` when the nodes were looked at
+    _told: str = ""
+    _told_at: float = 0.0
+
+    def add(self, seconds: float, state: JobState) -> None:
+        """It has waited this much longer, and does so in `state`."""
+        if state != self.state:
+            self._looked = None
+        self.state = state
+        self.seconds += seconds
+        self.hindered = self.hindered + seconds if self.obstacles else 0.0
+
+    @property
+    def stale(self) -> bool:
+        """Whether its nodes must be looked at again; soon where they are what it waits for."""
+        every = POLL_SECONDS * 5 if self.obstacles else REMIND_SECONDS
+        return self._looked is None or self.seconds - self._looked >= every
+
+    def take(self, states: Mapping[str, acceptance.NodeState]) -> None:
+        self._looked = self.seconds
+        self.obstacles = obstacles(states, self.job.nodes)
+
+    def tell(self, progress: Callable[[str], None], line: str) -> None:
+        """Tell `line` once, and again in a while where the job still waits."""
+        if line != self._told:
+            progress(line)
+        elif self.state.pending and self.seconds - self._told_at >= REMIND_SECONDS:
+            progress(f"{line}; for {self.seconds:.0f} s now")
+        else:
+            return
+        self._told, self._told_at = line, self.seconds
+
+    def end(self) -> None:
+        """Raises LaunchError where it has waited long enough."""
+        if self.hindered > CANNOT_START_SECONDS:
+            raise LaunchError(
+                f"job {self.number} could not start: {self._why}",
+                f"look there: systemctl status slurmd, journalctl -u slurmd; once {fold(self.obstacles)} "
+                "is idle again, run the burn-in again",
+            )
+        if self.seconds > self.most:
+            raise LaunchError(
+                f"job {self.number} had not started after {self.seconds:.0f} s: {self._why}",
+                "other jobs on the nodes? see squeue; or allow more time: --timeout",
+            )
+
+    def __str__(self) -> str:
+        most = min(self.most, CANNOT_START_SECONDS) if self.obstacles else self.most
+        return f"job {self.number} is {self._why}; waiting for {most:.0f} s at most"
+
+    @property
+    def _why(self) -> str:
+        return "; ".join(
+            [str(self.state), *(f"{name} is {why}" for name, why in list(self.obstacles.items())[:SHOWN])]
+        )
 
 
 class Launcher:
@@ -343,10 +438,14 @@ class Launcher:
             raise LaunchError(f"sbatch refused the burn-in: {said}", advice)
         return number
 
-    def follow(self, number: str, job: Job, timeout: float) -> Outcome:
-        """Wait for the job's end, passing its lines on; cancels it after `timeout` seconds or when interrupted."""
+    def follow(self, number: str, job: Job, wait: float) -> Outcome:
+        """Wait for the job's end, passing its lines on, and why it waits for its start.
+
+        It is cancelled when interrupted, when it has not started within `wait` seconds, or within
+        CANNOT_START_SECONDS where Slurm calls its nodes unusable, and when Slurm does not end it at its limit.
+        """
         try:
-            state, log = self._watch(number, job, timeout)
+            state, log = self._watch(number, job, wait)
         except BaseException:
             self.cancel(number)
             raise
@@ -369,33 +468,47 @@ class Launcher:
                 )
             time.sleep(1.0)
 
-    def _watch(self, number: str, job: Job, timeout: float) -> tuple[JobState, list[str]]:
-        start = heard = time.monotonic()
+    def _watch(self, number: str, job: Job, wait: float) -> tuple[JobState, list[str]]:
+        heard = looked = time.monotonic()
         log: list[str] = []
-        shown = ""
+        waiting = _Waiting(number, job, wait)
+        running = 0.0
         while True:
             state = self._state(number, log, f"{job.directory}/job.log")
             now = time.monotonic()
-            if state is not None:
+            spent, looked = now - looked, now
+            if state is None:
+                if now - heard > SLURM_SILENT_SECONDS:
+                    raise LaunchError(
+                        f"Slurm does not tell the state of job {number}", "is slurmctld running?"
+                    )
+            else:
                 heard = now
                 if state.final:
                     self._state(number, log, f"{job.directory}/job.log")  # lines that came with the end
                     return state, log
-                line = f"job {number} is {state.state.lower()}" + (
-                    f": {state.reason}" if state.reason else ""
-                )
-                if line != shown:
-                    self.progress(line)
-                    shown = line
-            if now - heard > SLURM_SILENT_SECONDS:
-                raise LaunchError(f"Slurm does not tell the state of job {number}", "is slurmctld running?")
-            if now - start > timeout:
-                what = f"{state.state.lower()} ({state.reason})" if state else "of unknown state"
-                raise LaunchError(
-                    f"job {number} was still {what} after {timeout:.0f} s",
-                    "other jobs on the nodes? see squeue; or allow more time: --timeout",
-                )
+                if state.pending:
+                    waiting.add(spent, state)
+                    self._look_at_wait(waiting)
+                else:
+                    running += spent
+                    waiting.tell(self.progress, f"job {number} is {state}")
+                if running > 60 * job.minutes + CANCEL_SECONDS:
+                    raise LaunchError(
+                        f"job {number} was still {state} after {running:.0f} s, beyond its limit of {job.minutes} min",
+                        "look at slurmctld and at slurmd on its nodes",
+                    )
             self.pause(POLL_SECONDS)
+
+    def _look_at_wait(self, waiting: _Waiting) -> None:
+        """Tell why a job waits; raises LaunchError once it has waited long enough."""
+        if waiting.stale:
+            try:
+                waiting.take(acceptance.states(self._run))
+            except acceptance.SlurmError as error:
+                self.progress(f"the nodes' states cannot be told: {error}")
+        waiting.tell(self.progress, str(waiting))
+        waiting.end()
 
     def _state(self, number: str, log: list[str] | None = None, path: str = "") -> JobState | None:
         """The job's state, and the log's new whole lines; None when Slurm cannot tell at the moment."""

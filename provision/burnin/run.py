@@ -60,7 +60,7 @@ def run_burnin(
 
     Nodes that fail are drained with the reason. Nodes that waited for acceptance are opened when they pass and
     `options.admit` is set, else they wait on; nodes that were open before stay so unless they fail. Setting
-    `stop` cancels the job, puts the nodes back as they were and raises KeyboardInterrupt.
+    `stop` cancels the job and puts the nodes back as they were: they are UNKNOWN then, interrupted.
     """
     start = time.monotonic()
     settings = site.file.burnin
@@ -71,6 +71,8 @@ def run_burnin(
         judgement = burnin.behind_reservation()
     except (LaunchError, acceptance.SlurmError) as error:
         judgement = _could_not_run(burnin.expected, error)
+    except KeyboardInterrupt:
+        judgement = burnin.interrupted()
     return Document(
         verb="burnin",
         site=site.cluster,
@@ -93,8 +95,8 @@ def burn_in(
     """`run_burnin` as the verb runs it: through a shell of its own on the head, with an entry in the journal.
 
     Without Slurm the nodes are spoken to themselves, and nothing but the verdict tells whether they may be used.
-    A head that cannot be talked to makes every node UNKNOWN. Raises JournalError before anything is done, and
-    KeyboardInterrupt once what was begun has been taken back.
+    A head that cannot be talked to makes every node UNKNOWN, and so does an interrupt, once what was begun has been
+    taken back. Raises JournalError before anything is done.
     """
     start = time.monotonic()
     stop = threading.Event()
@@ -149,6 +151,7 @@ def _directly(
     start = time.monotonic()
     settings = site.file.burnin
     workers = [node for node in nodes if node.has("worker")]
+    burnin = _Judging(workers, settings, options, site.file.networks.fabric)
     shells: dict[str, RootShell] = {}
     left_out: dict[str, str] = {}
 
@@ -163,8 +166,9 @@ def _directly(
             for done in [pool.submit(reach, node) for node in workers]:
                 done.result()
         usable = [node for node in workers if node.name in shells]
-        burnin = _Judging(workers, settings, options, site.file.networks.fabric)
         judgement = burnin.judge(_direct_jobs(usable, shells, settings, options, progress, stop), left_out)
+    except KeyboardInterrupt:
+        judgement = burnin.interrupted()
     finally:
         for shell in shells.values():
             shell.close()
@@ -280,6 +284,14 @@ class _Judging:
         findings = [finding for part in parts for finding in part.findings]
         return Judgement(worst(part.verdict for part in parts if part.nodes), nodes, findings)
 
+    def interrupted(self) -> Judgement:
+        """Nothing is told of any node by a burn-in that a person has ended."""
+        self.details["interrupted"] = True
+        judgement = judge(None, self.expected, why_no_result="interrupted")
+        for finding in judgement.findings:
+            finding.action = "run it again"
+        return judgement
+
     def isolated(
         self, result: BurninResult, judgement: Judgement, used: Mapping[str, Mapping[str, Any]]
     ) -> Judgement:
@@ -362,7 +374,7 @@ class _Burnin(_Judging):
             inject=self.options.inject,
         )
         number = self.launcher.submit(job)
-        return self.launcher.follow(number, job, self.options.wait + 60 * job.minutes)
+        return self.launcher.follow(number, job, self.options.wait)
 
     def isolated(
         self, result: BurninResult, judgement: Judgement, used: Mapping[str, Mapping[str, Any]]
@@ -372,7 +384,7 @@ class _Burnin(_Judging):
 
         def run(experiments: Sequence[Experiment]) -> list[Measurement]:
             jobs = [(each, self._experiment(each, self.reservation, partition)) for each in experiments]
-            return isolate.run_round(self.launcher, jobs, self.options.wait + 60 * EXPERIMENT_MINUTES, _read)
+            return isolate.run_round(self.launcher, jobs, self.options.wait, _read)
 
         try:
             partition = self.launcher.partition(names)

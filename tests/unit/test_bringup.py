@@ -101,3 +101,26 @@ def test_a_node_that_passed_and_is_not_opened_is_no_pass() -> None:
     )
     assert refused.verdict is Verdict.UNKNOWN
     assert refused.nodes["g1"].reason == refused.findings[0].why == "idle+drain: bad fan"
+
+
+def test_a_bring_up_that_is_interrupted_is_no_pass(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = {"h1": NodeResult(verdict=Verdict.PASS)}
+    applied = Document(verb="apply", site="tiny", verdict=Verdict.PASS, nodes=nodes)
+
+    def connect(*arguments: Any, **more: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bringup, "converge", lambda *_, **__: applied)
+    monkeypatch.setattr(bringup, "connect", connect)
+    monkeypatch.setattr(bringup.runs, "keep", lambda *_, **__: None)
+    document = bringup.bring_up(
+        site,
+        list(site.nodes.values()),
+        minutes=None,
+        burnin_all=False,
+        sudo_password=None,
+        show=lambda event: None,
+    )
+    assert document.details["interrupted"]
+    assert document.verdict is Verdict.UNKNOWN
+    assert [finding.why for finding in document.findings] == ["interrupted"]

@@ -2,14 +2,22 @@
 
 import io
 import json
+import re
+import threading
 import zipfile
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
+from provision.burnin import launch
 from provision.burnin.launch import (
+    CANNOT_START_SECONDS,
     FORGOTTEN,
     Job,
     JobState,
+    Launcher,
+    LaunchError,
     archive,
     batch_script,
     closed,
@@ -138,3 +146,107 @@ def test_partitions_of_each_node():
         "NodeName=gpu-2 State=DOWN Reason=x\n"
     )
     assert parse_partitions(text) == {"gpu-1": ("train", "debug"), "gpu-2": ()}
+
+
+class Waiting:
+    """Slurm with job 7 on a clock of its own: `queue` and `nodes` tell, by the second, what it answers."""
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        queue: Callable[[float], str],
+        nodes: Callable[[float], dict[str, tuple[str, str]]] = lambda now: {},
+    ) -> None:
+        self.now = 0.0
+        self.queue = queue
+        self.nodes = nodes
+        self.asked: list[str] = []
+        self.told: list[str] = []
+        self.cancelled = False
+        self.launcher = Launcher(self, "root", self.told.append, stop=threading.Event())
+        monkeypatch.setattr(launch, "time", SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep))
+        monkeypatch.setattr(self.launcher, "pause", self.sleep)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        assert self.now < 100_000, "it waits for ever"
+
+    def __call__(self, command: str, stdin: bytes | None = None, timeout: float = 0) -> Output:
+        self.asked.append(command)
+        if command.startswith("scancel"):
+            self.cancelled = True
+            return Output(0, "", "")
+        if command.startswith("squeue"):
+            said = "CANCELLED|None" if self.cancelled else self.queue(self.now)
+            return Output(0, f"{said}\n\n@@ log\n", "")
+        if command.startswith("scontrol show nodes"):
+            states = {name: ("IDLE", "") for name in JOB.nodes} | self.nodes(self.now)
+            entries = [
+                {"name": name, "state": word.split("+"), "reason": reason, "version": "24"}
+                for name, (word, reason) in states.items()
+            ]
+            return Output(0, json.dumps({"nodes": entries}), "")
+        assert command.startswith("cat "), command
+        return Output(1, "", "no such file")
+
+
+DOWN = {"gpu-1": ("DOWN+NOT_RESPONDING", "Not responding")}
+
+
+def test_a_job_on_a_node_that_is_down_says_so_and_is_given_up(monkeypatch: pytest.MonkeyPatch):
+    reason = "PENDING|ReqNodeNotAvail, UnavailableNodes:gpu-1"
+    slurm = Waiting(monkeypatch, lambda now: reason, lambda now: DOWN)
+    with pytest.raises(LaunchError, match="job 7 could not start: pending .*gpu-1 is down") as caught:
+        slurm.launcher.follow("7", JOB, 900.0)
+    assert "slurmd" in str(caught.value.advice)
+    assert CANNOT_START_SECONDS < slurm.now < CANNOT_START_SECONDS + 30
+    assert slurm.cancelled
+    assert "gpu-1 is down+not_responding: Not responding; waiting for 180 s at most" in slurm.told[0]
+    assert any(re.search(r"; for 6\d s now$", line) for line in slurm.told), (
+        "a person sees that it still waits"
+    )
+
+
+def test_a_node_that_comes_back_is_waited_for(monkeypatch: pytest.MonkeyPatch):
+    def queue(now: float) -> str:
+        return "PENDING|Resources" if now < 170 else "RUNNING|None" if now < 300 else "COMPLETED|None"
+
+    slurm = Waiting(monkeypatch, queue, lambda now: DOWN if now < 150 else {})
+    assert slurm.launcher.follow("7", JOB, 900.0).state == JobState("COMPLETED")
+    assert not slurm.cancelled
+    assert slurm.told[-1] == "job 7 is running"
+
+
+def test_a_start_that_slurm_puts_off_is_explained_and_bounded(monkeypatch: pytest.MonkeyPatch):
+    """A launch that fails is tried again after two minutes, each time for a moment."""
+    slurm = Waiting(
+        monkeypatch, lambda now: "CONFIGURING|None" if now % 120 < 4 and now else "PENDING|BeginTime"
+    )
+    with pytest.raises(LaunchError, match="job 7 had not started after 9") as caught:
+        slurm.launcher.follow("7", JOB, 900.0)
+    assert "BeginTime: Slurm could not start it on its nodes" in str(caught.value)
+    assert slurm.now < 1000
+    questions = sum(command.startswith("scontrol show nodes") for command in slurm.asked)
+    assert questions < 40, "slurmctld is not asked for all nodes at every look"
+
+
+def test_a_job_may_wait_for_its_start_and_run_to_its_limit(monkeypatch: pytest.MonkeyPatch):
+    def queue(now: float) -> str:
+        return "PENDING|Resources" if now < 800 else "RUNNING|None" if now < 1690 else "TIMEOUT|None"
+
+    slurm = Waiting(monkeypatch, queue)
+    assert slurm.launcher.follow("7", JOB, 900.0).state.state == "TIMEOUT"
+    overdue = Waiting(monkeypatch, lambda now: "RUNNING|None")
+    with pytest.raises(LaunchError, match="beyond its limit of 15 min"):
+        overdue.launcher.follow("7", JOB, 900.0)
+    assert overdue.cancelled
+
+
+def test_node_states_that_cannot_be_told_do_not_end_the_wait(monkeypatch: pytest.MonkeyPatch):
+    def unasked(run: object) -> None:
+        raise SlurmError("Unable to contact slurm controller")
+
+    slurm = Waiting(monkeypatch, lambda now: "PENDING|Resources" if now < 100 else "COMPLETED|None")
+    monkeypatch.setattr(launch.acceptance, "states", unasked)
+    assert slurm.launcher.follow("7", JOB, 900.0).state.final
+    assert "the nodes' states cannot be told: Unable to contact slurm controller" in slurm.told

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import threading
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from provision.burnin import run as module
 from provision.burnin.run import Options, closing_reason, run_burnin
+from provision.cli.verbs import register
 from provision.components.slurm.acceptance import NodeState
+from provision.engine.journal import Journal
 from provision.engine.remote import Output
 from provision.report.model import NodeResult, Verdict
+from provision.report.store import state_directory
 from provision.site.models import Site, SiteFile
 from tests.unit.test_burnin_judge import document
 from tests.unit.test_burnin_judge_speed import transports
@@ -195,11 +203,52 @@ def test_a_node_that_a_person_drained_is_left_alone(site: Site):
 
 def test_an_interrupt_cancels_the_job_and_closes_the_nodes_again(site: Site):
     head = Head(drained(), None, job_state="RUNNING")
-    with pytest.raises(KeyboardInterrupt):
-        burn_in(site, head, admit=True, stop=True)
+    result = burn_in(site, head, admit=True, stop=True)
+    assert result.details["interrupted"]
+    assert {node.verdict for node in result.nodes.values()} == {Verdict.UNKNOWN}
+    assert {node.reason for node in result.nodes.values()} == {"interrupted"}
     assert head.jobs == {"7": "CANCELLED"}
     assert head.reasons == drained()
     assert head.reserved == {}
+
+
+class Interrupting(Head):
+    """A head during whose job the admin presses Ctrl-C."""
+
+    name = "h"
+
+    def run(self, command: str, stdin: bytes | None = None, timeout: float = 0) -> Output:
+        answer = self(command, stdin, timeout)
+        if "sbatch" in command:
+            os.kill(os.getpid(), signal.SIGINT)
+        return answer
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_interrupted_burn_in_is_kept_as_an_answer_and_in_the_journal(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    head = Interrupting(drained(), None, job_state="RUNNING")
+    monkeypatch.setattr(module, "connect", lambda *_, **__: head)
+    monkeypatch.setattr(module.runs, "keep", lambda *_, **__: None)
+    text = {"cluster": "small", "groups": {}, "scheduler": {"slurm": {}}}
+    text["groups"] = site.file.model_dump(mode="json", exclude_unset=True)["groups"]
+    site.path.write_text(json.dumps(text))
+    app = typer.Typer()
+    register(app, [])
+    answer = CliRunner().invoke(app, ["burnin", str(site.path)])
+    assert answer.exit_code == 130, answer.output
+    assert head.reasons == drained()
+    again = CliRunner().invoke(app, ["report", str(site.path), "--verb", "burnin", "--json"])
+    assert again.exit_code == 130
+    kept = json.loads(again.stdout)
+    assert kept["verdict"] == "unknown"
+    assert {node["reason"] for node in kept["nodes"].values()} == {"interrupted"}
+    (run,) = Journal(state_directory(site)).runs()
+    assert (run["verb"], run["verdict"], run["run"]) == ("burnin", "unknown", kept["details"]["run"])
 
 
 def test_a_job_that_somebody_cancels_is_told_as_that_whatever_it_left(site: Site):
