@@ -160,9 +160,10 @@ def run_round(
     wait: float,
     read: Callable[[Outcome], tuple[BurninResult | None, str]],
 ) -> list[Measurement]:
-    """Submit all jobs, then wait for each, `wait` seconds for its start; `read` gives an outcome's result, or why there is none.
+    """Submit all jobs, then wait for each, `wait` seconds for its start.
 
-    Whatever ends the waiting cancels the jobs that are left. Raises StillRunning.
+    `read` gives an outcome's result, or why there is none. Whatever ends the waiting cancels the jobs that are left.
+    Raises StillRunning.
     """
     running: list[tuple[Experiment, Job, str]] = []
     measured = []

@@ -180,7 +180,7 @@ class Waiting:
             said = "CANCELLED|None" if self.cancelled else self.queue(self.now)
             return Output(0, f"{said}\n\n@@ log\n", "")
         if command.startswith("scontrol show nodes"):
-            states = {name: ("IDLE", "") for name in JOB.nodes} | self.nodes(self.now)
+            states = dict.fromkeys(JOB.nodes, ("IDLE", "")) | self.nodes(self.now)
             entries = [
                 {"name": name, "state": word.split("+"), "reason": reason, "version": "24"}
                 for name, (word, reason) in states.items()
@@ -196,7 +196,7 @@ DOWN = {"gpu-1": ("DOWN+NOT_RESPONDING", "Not responding")}
 def test_a_job_on_a_node_that_is_down_says_so_and_is_given_up(monkeypatch: pytest.MonkeyPatch):
     reason = "PENDING|ReqNodeNotAvail, UnavailableNodes:gpu-1"
     slurm = Waiting(monkeypatch, lambda now: reason, lambda now: DOWN)
-    with pytest.raises(LaunchError, match="job 7 could not start: pending .*gpu-1 is down") as caught:
+    with pytest.raises(LaunchError, match=r"job 7 could not start: pending .*gpu-1 is down") as caught:
         slurm.launcher.follow("7", JOB, 900.0)
     assert "slurmd" in str(caught.value.advice)
     assert CANNOT_START_SECONDS < slurm.now < CANNOT_START_SECONDS + 30
