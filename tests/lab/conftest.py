@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,8 @@ from provision.lab import Lab
 from tests.lab.admitted import SNAPSHOT, Admitted
 from tests.lab.command import provision
 
+BARE = "bare"  # the snapshot of nodes as they were made
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Nothing here can be tried without root."""
@@ -21,6 +23,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if Path(__file__).parent in item.path.parents:
                 item.add_marker(pytest.mark.skip(reason="a lab needs root on this machine"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What fails in a run of more than an hour is told as it happens, not at the end."""
+    report = yield
+    reporter = item.config.pluginmanager.get_plugin("terminalreporter")
+    if report.failed and reporter is not None:
+        reporter.write_line(f"\n{item.nodeid} failed in {report.when}:\n{report.longreprtext}")
+    return report
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -33,41 +45,42 @@ def _one_session_at_a_time() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def lab() -> Iterator[Lab]:
-    """The checkout's lab with a head and two workers: the one that runs, or one made for this session."""
+def _lab() -> Iterator[Lab]:
+    """The checkout's lab with a head and two workers, made anew; it stays where there was one."""
     cluster = Lab()
     there = bool(cluster.nodes)
-    cluster.up()
+    cluster.up(fresh=True)
+    cluster.snapshot(BARE)
     yield cluster
     if not there:
         cluster.down()
 
 
-@pytest.fixture
-def fresh(lab: Lab) -> Lab:
-    """The lab with nothing installed or configured on its nodes since they were made."""
-    lab.up(fresh=True)
-    return lab
+@pytest.fixture(scope="module")
+def lab(_lab: Lab) -> Lab:
+    """The lab; at the start of each module nothing has been configured on its nodes."""
+    _lab.restore(BARE)
+    return _lab
 
 
 @pytest.fixture(scope="session")
-def _admitted(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Admitted:
+def _admitted(_lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Admitted:
     """The cluster of inventories/lab.yml on fresh nodes, admitted, its disks kept."""
     folder = tmp_path_factory.mktemp("admitted")
     text, found = re.subn(
         r"(?m)^(\s*ssh_config:).*$",
-        rf"\1 {lab.paths.ssh_config}",
+        rf"\1 {_lab.paths.ssh_config}",
         Path("inventories/lab.yml").read_text(),
     )
     assert found == 1
     (folder / "lab.yml").write_text(text)
-    lab.up(fresh=True)
+    _lab.restore(BARE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(folder / "state"))
         up = provision("up", str(folder / "lab.yml"))
     assert up.rc == 0, up
-    lab.snapshot(SNAPSHOT)
-    return Admitted(lab, str(folder / "lab.yml"), whole=True)
+    _lab.snapshot(SNAPSHOT)
+    return Admitted(_lab, str(folder / "lab.yml"), whole=True)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,8 @@ OTHER = "lab-gpu-2"
 
 
 @pytest.fixture
-def site(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def site(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The lab's site file without its GPUs."""
-    lab.up(fresh=True)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     text = re.sub(
         r"(?m)^(\s*ssh_config:).*$", rf"\1 {lab.paths.ssh_config}", Path("inventories/lab.yml").read_text()
@@ -25,8 +23,7 @@ def site(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     text, found = re.subn(r"(?m)^ *gpu: \{model.*\n", "", text)
     assert found == 1
     (tmp_path / "lab.yml").write_text(text)
-    yield tmp_path / "lab.yml"
-    lab.up(fresh=True)
+    return tmp_path / "lab.yml"
 
 
 def test_machines_are_read_proposed_accepted_and_missed(lab: Lab, site: Path) -> None:
@@ -68,6 +65,7 @@ def test_machines_are_read_proposed_accepted_and_missed(lab: Lab, site: Path) ->
 
     lab.fault("unplug", OTHER)
     silent = provision("discover", str(site))
+    lab.fault("unplug", OTHER, undo=True)
     assert silent.rc == 1
     assert silent.nodes[OTHER]["verdict"] == "unknown"
     assert silent.nodes[OTHER]["reason"]

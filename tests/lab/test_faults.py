@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from provision.lab import Lab
 from tests.lab.admitted import HEAD, NODES, OTHER, WORKER, Admitted, bad, reason, until
 from tests.lab.command import answer, start
 
@@ -151,16 +150,14 @@ def test_two_runs_at_once_one_works_and_the_other_names_it(admitted: Admitted) -
     admitted.converged()
 
 
-def test_a_key_that_ssh_cannot_use_is_named_and_nothing_is_done(
-    lab: Lab, admitted: Admitted, tmp_path: Path
-) -> None:
+def test_a_key_that_ssh_cannot_use_is_named_and_nothing_is_done(admitted: Admitted, tmp_path: Path) -> None:
     """The lab's own key is in its ssh_config: without that, by address and with another key."""
     document = yaml.safe_load(Path(admitted.site).read_text())
     key = tmp_path / "key"
     key.write_text("no key at all\n")
     key.chmod(0o600)
     config = tmp_path / "ssh_config"
-    text = lab.paths.ssh_config.read_text()
+    text = admitted.lab.paths.ssh_config.read_text()
     config.write_text("\n".join(line for line in text.splitlines() if "IdentityFile" not in line) + "\n")
     document["access"] |= {"key": str(key), "ssh_config": str(config)}
     site = tmp_path / "lab.yml"

@@ -22,7 +22,6 @@ AS_ALICE = "cd /home/alice && runuser -u alice -- timeout 60"
 
 @pytest.fixture(scope="module")
 def cluster(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    lab.up(fresh=True)
     address = {name: lab.node(name).address for name in (HEAD, WORKER, OTHER)}
     gpu = {"model": "h100-sxm", "count": 2}
     train = {"name": "train", "groups": ["gpu"], "qos": "gold"}

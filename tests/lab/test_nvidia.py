@@ -43,8 +43,7 @@ CANNOT = {"nvidia-persistence", "gpu-modes", "gpu-devices-first"}  # no GPU here
 
 @pytest.fixture(scope="module")
 def site(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A site file of a head and a worker with GPUs; the nodes are fresh."""
-    lab.up(fresh=True)
+    """A site file of a head and a worker with GPUs."""
     folder = tmp_path_factory.mktemp("nvidia")
     document = {
         "cluster": "lab",

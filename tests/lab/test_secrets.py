@@ -156,7 +156,6 @@ def watched(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Watched:
         kind: f"planted-{kind}-{os.urandom(16).hex()}".encode()
         for kind in ("argument", "file", "environment")
     }
-    lab.up(fresh=True)
     spies = OnNodes(lab)
     spies.begin()
     with pytest.MonkeyPatch.context() as patch, arguments_here() as here:

@@ -53,7 +53,6 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def cluster(lab: Lab) -> Iterator[Cluster]:
-    lab.up(fresh=True)
     with brought_up("storage", "munge", "slurm") as made:
         yield made
 

@@ -93,7 +93,9 @@ def _accounts(on: Context, base: BaseSettings) -> None:
             "homes",
             test=each.format("false"),
             make=each.format(
-                "{ mkdir -p $(dirname $h) && cp -rT /etc/skel $h && chown -R $u:$g $h && chmod 700 $h; }"
+                # other nodes may do the same at this moment, where homes are shared by something of the site's own
+                "{ mkdir -p $(dirname $h) && if mkdir $h; then "
+                "cp -rT /etc/skel $h && chown -R $u:$g $h && chmod 700 $h; else [ -d $h ]; fi; }"
             ),
         )
     _keys(on)
