@@ -266,7 +266,11 @@ class _Run:
         return [worker for number, worker in enumerate(self._workers) if number != index]
 
     def _take(self, event: Event) -> None:
-        self._pending.append((time.time(), event))
+        if event["event"] != "start":  # its end, with how long it took, tells all of it
+            kept = {
+                key: value for key, value in event.items() if key != "asked"
+            }  # has a place of its own there
+            self._pending.append((time.time(), kept))
         self._outcome.take(event)
         self._show(event)
 

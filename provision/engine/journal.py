@@ -1,6 +1,7 @@
 """What was done where, when, with what outcome: SQLite, one file a site.
 
-It makes runs comparable and tells what a node's next run will ask it; it is never asked what is true of a node.
+It makes runs comparable and tells what a node's next run will ask it; it is never asked what is true of a node. Every
+run keeps its line; the events of the last 50 runs are kept.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from typing import TYPE_CHECKING, Any
 from provision.engine.questions import Question
 from provision.errors import InputError
 from provision.report.model import Document, Finding, Verdict, worst
-from provision.report.store import state_directory
+from provision.report.store import KEEP, state_directory
 
 if TYPE_CHECKING:
     from provision.site.models import Site
 
+_STEP = 20_000  # events forgotten, and pages given back, in one transaction: others wait for it
 _SCHEMA = """
+PRAGMA auto_vacuum = INCREMENTAL;
 CREATE TABLE IF NOT EXISTS runs (
     run TEXT PRIMARY KEY, verb TEXT NOT NULL, holder TEXT NOT NULL, site TEXT NOT NULL,
     started TEXT NOT NULL, ended TEXT, verdict TEXT
@@ -84,6 +87,15 @@ class Journal:
         rows = [(run, at, event.get("node"), event["event"], json.dumps(event)) for at, event in events]
         self._do("INSERT INTO events(run, at, node, event, content) VALUES (?, ?, ?, ?, ?)", rows)
 
+    def forget(self, keep: int = KEEP) -> None:
+        """Remove the events of all but the last `keep` runs, and give their space back."""
+        old = "SELECT run FROM runs ORDER BY started DESC, run DESC LIMIT -1 OFFSET ?"
+        some = f"SELECT rowid FROM events WHERE run IN ({old}) LIMIT ?"
+        while self._do(f"DELETE FROM events WHERE rowid IN ({some})", [(keep, _STEP)]):
+            with self._said(), closing(self._open()) as db:
+                # not `execute`, which stops after the first page
+                db.executescript(f"PRAGMA incremental_vacuum({_STEP})")
+
     def remember_questions(self, scope: str, asked: Mapping[str, list[Question]]) -> None:
         """What each node was asked by its run; `scope` tells whole runs from those of single components."""
         rows = [(node, scope, json.dumps(questions)) for node, questions in asked.items()]
@@ -126,9 +138,10 @@ class Journal:
             raise
         return db
 
-    def _do(self, statement: str, rows: list[tuple[Any, ...]]) -> None:
+    def _do(self, statement: str, rows: list[tuple[Any, ...]]) -> int:
+        """How many rows of the journal were changed."""
         with self._said(), closing(self._open()) as db, db:
-            db.executemany(statement, rows)
+            return db.executemany(statement, rows).rowcount
 
     def _ask(self, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         with self._said(), closing(self._open()) as db:
@@ -175,9 +188,10 @@ class Entry:
         return {} if self.lost else self.journal.questions(scope)
 
     def end(self) -> None:
-        """Write down what the run came to."""
+        """Write down what the run came to, and forget the events of runs long past."""
         self.ended = True
         self.write(self.journal.end, self.run, now(), self.verdict)
+        self.write(self.journal.forget)
 
     def conclude(self, document: Document) -> None:
         """End with the verdict of `document`, the answer of the run, and say there where the journal has a gap."""

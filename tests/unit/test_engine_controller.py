@@ -6,10 +6,12 @@ import io
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +133,26 @@ else:
     assert document.nodes["n1"].reason == "heard munge.key"
     assert b"aHVudGVyMg" not in Journal(state_directory(site)).path.read_bytes()
     assert site.path.with_suffix(".secrets").exists()
+
+
+def test_what_a_node_was_asked_and_what_only_began_are_not_among_the_journaled_events(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    action = """
+tell(event="start", node=first, step="base:*", title="x")
+tell(event="op", node=first, step="base:*", title="x", outcome="same", seconds=0.1)
+tell(event="node", node=first, changed=0, seconds=0.1, asked=[["command", "uname"]], verdict="pass", reason=None,
+     advice=None, blocked=False)
+"""
+    shown: list[str] = []
+    run(site, monkeypatch, action, lambda event: shown.append(event["event"]))
+    journal = Journal(state_directory(site))
+    with closing(sqlite3.connect(journal.path)) as db:
+        rows = [json.loads(content) for (content,) in db.execute("SELECT content FROM events")]
+    assert sorted(row["event"] for row in rows) == ["node"] * 3 + ["op"] * 3
+    assert all("asked" not in row for row in rows)
+    assert [list(asked) for asked in journal.questions("*").values()] == [[("command", "uname")]] * 3
+    assert "start" in shown
 
 
 def test_secrets_that_cannot_be_kept_are_a_finding_and_the_answer_is_not_lost(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from provision.engine import journal as journal_module
 from provision.engine import limits, manifest, preflight, questions
-from provision.engine.journal import Journal
+from provision.engine.journal import Journal, journaled
 from provision.engine.record import Owned
 from provision.engine.remote import Output
 from provision.profiles import distribution
-from provision.site.models import Access, Gpu, Node
+from provision.report.store import KEEP
+from provision.site.models import Access, Gpu, Node, Site, SiteFile
 
 LSCPU = "Socket(s): 2\nCore(s) per socket: 32\nThread(s) per core: 2\nMemTotal:  1056269312 kB\n"
 
@@ -131,3 +135,42 @@ def test_the_journal_keeps_runs_questions_and_states(tmp_path: Path) -> None:
     assert again.questions("*") == {"n1": asked}
     assert again.applied() == {"n1": "d1"}
     assert (tmp_path / "site" / "journal.db").stat().st_mode & 0o077 == 0
+
+
+def kept_of(journal: Journal) -> dict[str, int]:
+    """Run -> number of its events that the journal has."""
+    with closing(sqlite3.connect(journal.path)) as db:
+        return dict(db.execute("SELECT run, count(*) FROM events GROUP BY run"))
+
+
+def test_the_journal_forgets_the_events_of_all_but_the_last_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "_STEP", 60)  # less than what there is to forget
+    journal = Journal(tmp_path / "site")
+    for number in range(1, 5):
+        journal.begin(f"r{number}", "apply", "ann@ctl", "d1", f"2026-01-0{number}T00:00:00+00:00")
+        journal.add(f"r{number}", [(1.0, {"event": "op", "node": "n1", "title": "x" * 400})] * (50 * number))
+    whole = journal.path.stat().st_size
+    journal.forget(keep=2)
+    assert kept_of(journal) == {"r3": 150, "r4": 200}
+    assert journal.path.stat().st_size < 0.8 * whole
+    assert [run["run"] for run in journal.runs()] == ["r4", "r3", "r2", "r1"], (
+        "that they were is not forgotten"
+    )
+    journal.forget(keep=2)
+    assert kept_of(journal) == {"r3": 150, "r4": 200}
+
+
+def test_a_run_that_ends_makes_room_in_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    site = Site(SiteFile.model_validate({"cluster": "tiny", "groups": {}}), tmp_path / "tiny.yml", {})
+    for number in range(KEEP + 2):
+        monkeypatch.setattr(
+            journal_module, "now", lambda n=number: f"2026-01-01T00:{n // 60:02}:{n % 60:02}+00:00"
+        )
+        with journaled(site, "plan") as entry:
+            entry.add([(1.0, {"event": "note", "text": "x"})])
+    kept = kept_of(entry.journal)
+    assert len(kept) == KEEP
+    assert entry.run in kept
