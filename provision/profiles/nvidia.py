@@ -67,7 +67,7 @@ class Minor(Settings):
 
 class Forward(Settings):
     source: str
-    branches: dict[int, int]
+    branches: dict[str, list[int]]  # CUDA release of the cuda-compat package -> branches it works with
 
 
 class Compatibility(Settings):
@@ -150,8 +150,8 @@ class Runs(Settings):
     why: str
 
 
-def runs(rules: Rules, driver: str, cuda: str, *, compat: bool) -> Runs:
-    """How `driver` runs programs built for `cuda` ("13.0"); `compat`: with a cuda-compat package of that release."""
+def runs(rules: Rules, driver: str, cuda: str, *, compat: str | None) -> Runs:
+    """How `driver` runs programs built for `cuda` ("13.0"); `compat`: the release of the cuda-compat there is."""
     major = int(cuda.split(".")[0])
     carries = rules.cuda_of(driver)
     if carries is not None and number(cuda) <= number(carries):
@@ -164,17 +164,28 @@ def runs(rules: Rules, driver: str, cuda: str, *, compat: bool) -> Runs:
             why=f"{said}: {cuda} runs by minor version compatibility, without its newer features and its PTX "
             f"({rules.compatibility.minor.source})",
         )
-    oldest = rules.compatibility.forward.branches.get(major)
-    if compat and oldest is not None and number(driver)[0] >= oldest:
-        return Runs(
-            how="forward", why=f"{said}: {cuda} runs with cuda-compat ({rules.compatibility.forward.source})"
-        )
+    forward = rules.compatibility.forward
+    if compat is not None and number(compat) >= number(cuda):
+        if compat not in forward.branches:
+            return Runs(
+                how="unknown", why=f"{said}; which drivers cuda-compat {compat} works with is not known"
+            )
+        if number(driver)[0] in forward.branches[compat]:
+            return Runs(
+                how="forward", why=f"{said}: {cuda} runs with cuda-compat {compat} ({forward.source})"
+            )
     if least is None and carries is None:
         return Runs(how="unknown", why=f"nothing is known of CUDA {cuda} on driver {driver}")
     needs = f"driver {least or rules.cuda.carried_by.get(cuda)} or newer"
-    if oldest is not None:
-        needs += f", or a cuda-compat package (from branch {oldest} on)"
+    if cuda in forward.branches:
+        needs += f", or cuda-compat {cuda} on a driver of branch {_listed(forward.branches[cuda])}"
     return Runs(how="no", why=f"{said}; CUDA {cuda} needs {needs}")
+
+
+def _listed(branches: list[int]) -> str:
+    """[470, 535, 550] as "470, 535 or 550"."""
+    *others, last = map(str, branches)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def number(version: str) -> tuple[int, ...]:

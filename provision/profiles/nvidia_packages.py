@@ -48,13 +48,13 @@ class Keyring(Settings):
     """A file of the repository that holds its key, known by its checksum."""
 
     package: str
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")  # None: the site has to name it
     key: str | None = None  # the key within the package; None: the file is the key
 
 
 class Repository(Settings):
     folder: str  # below NVIDIA's address, or below the mirror's
-    keyring: Keyring | None = None  # None: only with one that the site names
+    keyring: Keyring
     before: list[str] = Field(default_factory=list)  # packages that it needs
     enable: str | None = None  # shell text: a repository of the distribution that it needs
     enabled: str | None = None  # shell text: exits 0 where that is so

@@ -61,6 +61,8 @@ def warned(site: Site) -> dict[str, str]:
         (make_site(branch=571), "nvidia-branch", "nothing is known about this branch"),
         (make_site(branch=570, driver="580.126.20"), "nvidia-branch", "that of driver 580.126.20"),
         (make_site(branch=570, cuda="13.0"), "nvidia-cuda", "CUDA 13.0 needs driver 580.65.06 or newer"),
+        (make_site(branch=570, cuda="13.0"), "nvidia-cuda", "of branch 535, 550, 565, 570 or 575"),
+        (make_site(branch=550, cuda="13.2", compat="13.2"), "nvidia-cuda", "of branch 535, 570, 580 or 590"),
         (make_site("v100-sxm-32gb", 4, cuda="13.0"), "nvidia-cuda", "makes no code for v100-sxm-32gb"),
         (make_site("a100-pcie-80gb", 4, fabric_manager=True), "nvidia-fabric-manager", "has no NVSwitch"),
         (make_site("a100-sxm-80gb", 4, fabric_manager=True), "nvidia-fabric-manager", "4 x a100-sxm-80gb"),
@@ -135,19 +137,24 @@ def test_nodes_of_a_group_get_the_same_software() -> None:
 @pytest.mark.parametrize(
     ("driver", "cuda", "compat", "how"),
     [
-        ("470.182.03", "12.2", False, "no"),  # NCL-15: newer driver or compat libraries
-        ("470.182.03", "12.2", True, "forward"),
-        ("535.104.05", "12.4", False, "minor"),
-        ("550.54.15", "12.2", False, "native"),
-        ("418.67", "10.2", False, "no"),  # CTR-10
-        ("570.195.03", "13.0", False, "no"),
-        ("570.195.03", "13.0", True, "forward"),
-        ("580.126.20", "13.1", False, "minor"),
-        ("580.126.20", "12.4", False, "native"),
-        ("610.57.04", "14.0", False, "no"),
+        ("470.182.03", "12.2", None, "no"),  # NCL-15: newer driver or compat libraries
+        ("470.182.03", "12.2", "12.2", "forward"),
+        ("535.104.05", "12.4", None, "minor"),
+        ("550.54.15", "12.2", None, "native"),
+        ("418.67", "10.2", None, "no"),  # CTR-10
+        ("570.195.03", "13.0", None, "no"),
+        ("570.195.03", "13.0", "13.0", "forward"),
+        ("570.195.03", "13.0", "13.2", "forward"),
+        ("570.195.03", "13.1", "13.0", "no"),  # the package is older than the program
+        ("550.54.15", "13.2", "13.2", "no"),  # not among the branches of that package
+        ("560.35.05", "13.0", "13.0", "no"),
+        ("570.195.03", "13.0", "13.9", "unknown"),
+        ("580.126.20", "13.1", None, "minor"),
+        ("580.126.20", "12.4", None, "native"),
+        ("610.57.04", "14.0", None, "no"),
     ],
 )
-def test_which_driver_runs_which_cuda(driver: str, cuda: str, compat: bool, how: str) -> None:
+def test_which_driver_runs_which_cuda(driver: str, cuda: str, compat: str | None, how: str) -> None:
     found = runs(rules(), driver, cuda, compat=compat)
     assert found.how == how
     assert driver in found.why
@@ -255,7 +262,8 @@ def test_modules_that_do_not_build_are_not_chosen() -> None:
         (make_site(), locking.Offer("g1", "ubuntu 24.04", "6.18.0-custom", {}), "none of ubuntu 24.04's"),
         (make_site(), locking.Offer("g1", "plan9 4", "4", {}), "no packages of NVIDIA's are known"),
         (make_site(source="distribution"), ROCKY, "no driver of its own"),
-        (make_site(), locking.Offer("g1", "rocky 10", "6.12.0-55.el10.x86_64", {}), "checksum of the key"),
+        (make_site(), locking.Offer("g1", "rocky 10", "6.12.0-55.el10.x86_64", {}), "checksum of CDF6BA43.pub"),
+        (make_site(), locking.Offer("g1", "ubuntu 26.04", "7.0.0-14-generic", {}), "checksum of cuda-keyring_1"),
         (make_site(build="precompiled"), UBUNTU, "no precompiled open modules"),
         (make_site(also=["gdrcopy"]), ROCKY, "gdrcopy: not in source"),
     ],
@@ -346,6 +354,24 @@ def test_every_source_has_a_driver_and_modules_for_every_branch(on: str) -> None
             assert items["driver"].version == "{driver}-*", (on, source)
             assert any(name.startswith("modules.open.") for name in items)
             assert any(name.startswith("modules.proprietary.") for name in items)
+
+
+@pytest.mark.parametrize(
+    ("on", "branch", "names"),
+    [  # as the files in NVIDIA's repositories are called
+        ("ubuntu 24.04", 570, "nvidia-fabricmanager-{branch} libnvidia-nscq-{branch} nvidia-imex-{branch}"),
+        ("ubuntu 24.04", 580, "nvidia-fabricmanager libnvidia-nscq nvidia-imex"),
+        ("ubuntu 26.04", 595, "nvidia-fabricmanager libnvidia-nscq nvidia-imex"),
+        ("rocky 9", 570, "nvidia-fabric-manager libnvidia-nscq-{branch} nvidia-imex-{branch}"),
+        ("rhel 10", 580, "nvidia-fabricmanager libnvidia-nscq nvidia-imex"),
+    ],
+)
+def test_what_belongs_to_switches_is_called_otherwise_from_branch_580_on(
+    on: str, branch: int, names: str
+) -> None:
+    items = nvidia_packages(on).sources["nvidia"].items(branch)
+    assert [items[name].packages[0] for name in ("fabric-manager", "nscq", "imex")] == names.split()
+    assert items["driver"].packages[0].endswith("{branch}") == (on.startswith("ubuntu") and branch < 590)
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def said(at: Place) -> list[str]:
 @pytest.mark.parametrize("box", DATA["machines"])
 def test_commands(on: str, box: str) -> None:
     case, after = DATA["distributions"][on], DATA["after"]
-    site = make_site(**DATA["machines"][box])
+    site = make_site(**DATA["machines"][box], **case.get("settings", {}))
     at = place(site, on, case["kernel"])
     fabric = after["fabric"] if box in ("dgx-h100", "hgx-b200") else []
     shown = [line.split(": for k in")[0] for line in said(at)]
@@ -176,6 +176,24 @@ def test_a_mirror_stands_in_place_of_nvidias_address_with_the_same_key() -> None
     everything = "\n".join(str(op) for op in operations(at))
     assert "AllowInsecure" not in everything
     assert "trusted=yes" not in everything
+
+
+@pytest.mark.parametrize(
+    ("on", "kernel", "file", "within"),
+    [
+        ("ubuntu 26.04", "7.0.0-14-generic", "cuda-keyring_1.1-1_all.deb", "usr/share/keyrings/"),
+        ("rhel 10", "6.12.0-124.8.1.el10_1.x86_64", "CDF6BA43.pub", None),
+    ],
+)
+def test_a_keyring_that_the_site_vouches_for_is_the_repositorys_own(
+    on: str, kernel: str, file: str, within: str | None
+) -> None:
+    at = place(make_site(keyring="0123456789ab" + "0" * 52), on, kernel)
+    (fetch,) = [op for op in operations(at) if isinstance(op, Ensure) and op.title == "the repository's key"]
+    assert file in fetch.make
+    assert ("dpkg-deb --fsys-tarfile" in fetch.make) == (within is not None)
+    assert within is None or within in fetch.make
+    assert "0123456789ab" in fetch.test
 
 
 def test_the_stream_follows_branch_and_kind() -> None:

@@ -54,6 +54,19 @@ def test_a_system_is_known_by_its_os_release_and_of_enterprise_linux_only_the_ma
         of_os_release("ID=plan9\n")
 
 
+@pytest.mark.parametrize("release", ["ubuntu 26.04", "rhel 10.1", "almalinux 10.0", "rocky 10.1"])
+def test_what_no_source_was_found_for_is_not_guessed(release: str) -> None:
+    identity, version = release.split()
+    found = of_os_release(f"ID={identity}\nVERSION_ID={version}\n")
+    assert found.packages("ssh") == ["openssh-server"]
+    if found.family == "redhat":
+        with pytest.raises(UnsupportedDistribution, match="no packages known for slurm-node "):
+            found.packages("slurm-node")
+        assert found.packages("slurm-node.repository") == ["slurm-slurmd", "slurm"]
+    else:
+        assert found.unit("slurm-login") in found.packages("slurm-login")
+
+
 @pytest.mark.parametrize("purpose", ["slurm-login", "slurm-login.repository"])
 def test_a_login_nodes_daemon_comes_with_its_packages_from_either_source(purpose: str) -> None:
     debian = of_os_release('ID=debian\nVERSION_ID="13"\n')

@@ -262,8 +262,7 @@ def _cuda_problems(
             programs.append(("images", cuda, f"{image} (CUDA {cuda})"))
     for key, cuda, what in programs:
         assert cuda is not None
-        compat = wanted.compat is not None and number(wanted.compat) >= number(cuda)
-        found = runs(known, driver, cuda, compat=compat)
+        found = runs(known, driver, cuda, compat=wanted.compat)
         if found.how in ("no", "unknown"):
             yield Problem("nvidia-cuda", at(key), what, f"one that driver {driver} runs", why=found.why)
         elif found.how == "minor":
@@ -336,10 +335,11 @@ def origin_of(distribution: str, wanted: NvidiaSettings) -> Origin:
     if wanted.source not in known.sources:
         raise Unresolvable(f"{distribution} has no driver of its own: take `source: nvidia`")
     origin = known.sources[wanted.source]
-    if origin.repository is not None and origin.repository.keyring is None and wanted.keyring is None:
+    keyring = origin.repository.keyring if origin.repository is not None else None
+    if keyring is not None and not (keyring.sha256 or wanted.keyring):
         raise Unresolvable(
-            f"the checksum of the key of NVIDIA's repository for {distribution} is not known: get it on a way you "
-            "trust and name it as nvidia.keyring"
+            f"the checksum of {keyring.package} in NVIDIA's repository for {distribution} is not known: get it on "
+            "a way you trust and name it as nvidia.keyring"
         )
     return origin
 
@@ -491,6 +491,6 @@ def _differences(site: Site, node: Node, lock: NvidiaLock) -> Iterator[str]:
     if lock.imex not in (None, lock.driver):
         yield f"imex {lock.imex} and driver {lock.driver} must be of one patch level"
     for cuda in filter(None, [lock.cuda]):
-        found = runs(known, lock.driver, cuda, compat=lock.compat is not None)
+        found = runs(known, lock.driver, cuda, compat=lock.compat)
         if found.how in ("no", "unknown"):
             yield found.why

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from provision.components.nvidia import exports
 from provision.components.nvidia.exports import Chosen
 from provision.components.nvidia.machine import REBOOT, Machine
-from provision.profiles.nvidia_packages import Keyring, Repository
 from provision.profiles.packaging import ExactSet, PackageManager
 
 if TYPE_CHECKING:
@@ -127,8 +126,9 @@ def sources(at: Place) -> Iterator[Operation]:
         )
     tools = at.manager.repository
     address = exports.repository_address(at.settings, at.chosen.origin, at.machine.arch)
-    keyring = _keyring(repository, at.settings)
-    key = tools.key(keyring.sha256)
+    keyring, checksum = repository.keyring, at.settings.keyring or repository.keyring.sha256
+    assert checksum is not None  # otherwise there is no lock
+    key = tools.key(checksum)
     addresses = (exports.NVIDIA, *([at.settings.mirror] if at.settings.mirror else []))
     yield Ensure(
         "no other entry for this repository",
@@ -138,23 +138,13 @@ def sources(at: Place) -> Iterator[Operation]:
     yield Ensure(
         "the repository's key",
         test=f"[ -s {key} ] || exit 1",
-        make=tools.fetch(f"{address}{keyring.package}", keyring.sha256, keyring.key),
+        make=tools.fetch(f"{address}{keyring.package}", checksum, keyring.key),
     )
     yield Write(tools.path, tools.entry(address, key))
     stream = repository.streams.get(at.chosen.lock.modules)
     if stream is not None and tools.stream is not None:
         name = at.fill(stream)
         yield Ensure(f"stream nvidia-driver:{name}", *tools.stream(name))
-
-
-def _keyring(repository: Repository, settings: NvidiaSettings) -> Keyring:
-    """The repository's key as the profile knows it; the site file's checksum wins."""
-    known = repository.keyring
-    if settings.keyring is not None:
-        name, key = (known.package, known.key) if known else ("cuda-keyring_1.1-1_all.deb", None)
-        return Keyring(package=name, sha256=settings.keyring, key=key)
-    assert known is not None  # otherwise there is no lock
-    return known
 
 
 def kernel(at: Place) -> Iterator[Operation]:
