@@ -354,10 +354,15 @@ def _bands(axes: Axes, phases: Sequence[Mapping[str, Any]], *, named: bool) -> N
             )
 
 
+def _step_axis(axes: Axes) -> None:
+    axes.set_xlabel("step")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+
+
 def _losses(losses: Sequence[float | None]) -> str | None:
     def fill(axes: Axes) -> None:
         axes.plot(range(len(losses)), [_number(loss) for loss in losses], color=_GOOD)
-        axes.set_xlabel("step")
+        _step_axis(axes)
         axes.set_ylabel("loss")
 
     return _draw("Training loss", [fill] if losses else [])
@@ -377,7 +382,7 @@ def _steps(runs: Sequence[Mapping[str, Any]]) -> str | None:
                 label=strategy(run),
             )
         axes.set_ylim(bottom=0)
-        axes.set_xlabel("step")
+        _step_axis(axes)
         axes.set_ylabel("seconds, slowest rank")
         _legend(axes)
 
