@@ -274,6 +274,13 @@ class Worker:
         reasons: list[str] = []
         asking: list[Step] = []  # for a reboot
         steps = self.plan.steps[name]
+
+        def lose(step: Step, failure: OperationFailed) -> None:
+            nonlocal failed
+            failed = failed or failure
+            undone[step.component] = f"blocked by {step.name}: it failed on this node"
+            self._settle(name, step.name, Done(False))
+
         for index, step in enumerate(steps):
             try:
                 if hindered := hindrance(step, undone):
@@ -298,13 +305,14 @@ class Worker:
                     }
                 )
             except OperationFailed as failure:
-                failed = failed or failure
-                undone[step.component] = f"blocked by {step.name}: it failed on this node"
-                self._settle(name, step.name, Done(False))
+                lose(step, failure)
             last_of_stage = index + 1 == len(steps) or _stage(steps[index + 1]) != _stage(step)
             if reasons and last_of_stage and not job.forecast:
-                if self._reboot(host, reasons):
-                    self._finish(asking, host, recorder, facts)
+                for again in asking if self._reboot(host, reasons) else ():
+                    try:
+                        self._finish(again, host, recorder, facts)
+                    except OperationFailed as failure:
+                        lose(again, failure)
                 reasons.clear()
                 asking.clear()
         ran = {step.component for step in steps}
@@ -389,14 +397,12 @@ class Worker:
         )
         return changed
 
-    def _finish(self, steps: list[Step], host: Any, recorder: Recorder, facts: preflight.Facts) -> None:
-        """Run again the steps that asked for the reboot: what needed it is done now, or will not be."""
-        for step in steps:
-            reasons: list[str] = []
-            self._step(step, host, recorder, facts, reasons)
-            if reasons:
-                text = "; ".join(reasons)
-                raise OperationFailed(step.name, f"asks for another reboot after the first: {text}")
+    def _finish(self, step: Step, host: Any, recorder: Recorder, facts: preflight.Facts) -> None:
+        """Run again a step that asked for the reboot: what needed it is done now, or will not be."""
+        reasons: list[str] = []
+        self._step(step, host, recorder, facts, reasons)
+        if reasons:
+            raise OperationFailed(step.name, f"asks for another reboot after the first: {'; '.join(reasons)}")
 
     def _reboot(self, host: Any, reasons: list[str]) -> bool:
         """One reboot for all reasons, and whether it was done; a node that is, or may be, in use is only told of it."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -75,3 +79,68 @@ def test_a_node_whose_boot_id_cannot_be_read_is_not_rebooted() -> None:
     with pytest.raises(RebootError, match=r"gpu-1 does not tell its boot id"):
         reboot(old, lambda: Session("b"), limit=600)  # type: ignore[arg-type, return-value]
     assert old.ran == [BOOT_ID]
+
+
+# What a worker does around it
+
+
+def happened(*, reboot: bool = True, admitted: tuple[str, ...] = (), **ask: str) -> dict[str, Any]:
+    """What came of a node of base and ssh (one stage), then nvidia, where some ask for a reboot."""
+    scenario = {"ask": ask, "reboot": reboot, "admitted": admitted}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.unit.rebooting"],
+        input=json.dumps(scenario),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def test_one_reboot_at_a_stages_end_then_the_steps_that_asked_for_it_run_again() -> None:
+    found = happened(base="once", ssh="once")
+    assert found["told"] == ["base needs it; ssh needs it"]
+    assert found["ran"] == [
+        "base in boot 1",
+        "ssh in boot 1",
+        "base in boot 2",
+        "ssh in boot 2",
+        "nvidia in boot 2",
+    ]
+    assert (found["failure"], found["blocked"]) == (None, None)
+    assert found["holder"] == "ops@desk, run r1"  # the new session holds the node as the old one did
+
+
+def test_a_step_that_did_not_ask_is_not_run_again() -> None:
+    assert happened(ssh="once")["ran"][2:] == ["ssh in boot 2", "nvidia in boot 2"]
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("always", "ssh:worker: asks for another reboot after the first: ssh needs it"),
+        ("fail", "ssh: the module does not load"),
+    ],
+)
+def test_what_the_reboot_did_not_bring_is_a_failure_of_that_step_alone(how: str, why: str) -> None:
+    found = happened(ssh=how)
+    assert found["failure"] == why
+    assert found["ran"][-1] == "nvidia in boot 2"  # it does not need ssh; no third boot
+
+
+def test_what_stands_on_a_step_that_failed_after_the_reboot_is_blocked() -> None:
+    found = happened(base="fail")
+    assert found["ran"] == ["base in boot 1", "ssh in boot 1", "base in boot 2"]
+    assert found["outcomes"]["nvidia:worker"] == "blocked"
+
+
+@pytest.mark.parametrize(
+    ("keep", "why"),
+    [({"reboot": False}, "--no-reboot"), ({"admitted": ("g1",)}, "it is admitted: drain it first")],
+)
+def test_a_node_that_must_not_reboot_is_told_of_it_and_goes_on(keep: dict[str, Any], why: str) -> None:
+    found = happened(ssh="once", **keep)
+    assert found["told"] == [f"must be rebooted ({why}): ssh needs it"]
+    assert found["ran"] == ["base in boot 1", "ssh in boot 1", "nvidia in boot 1"]
