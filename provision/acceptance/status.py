@@ -18,8 +18,13 @@ RUNS = 5  # that are told
 SOURCE = "scontrol show nodes"
 
 
-def status(site: Site, nodes: Sequence[Node], *, sudo_password: str | None = None) -> Document:
-    """The document of `provision status`. A head that cannot be read makes every node UNKNOWN."""
+def status(
+    site: Site, nodes: Sequence[Node], *, sudo_password: str | None = None, timeout: float | None = None
+) -> Document:
+    """The document of `provision status`. A head that cannot be read makes every node UNKNOWN.
+
+    It is given `timeout` seconds for all its answers.
+    """
     journal = Journal(state_directory(site))
     own: list[dict[str, Any]] = []
     told: list[runs.Run] = []
@@ -37,7 +42,7 @@ def status(site: Site, nodes: Sequence[Node], *, sudo_password: str | None = Non
             )
         )
     try:
-        shell = connect(site, site.head, sudo_password=sudo_password)
+        shell = connect(site, site.head, sudo_password=sudo_password, within=timeout)
         try:
             known = headstate.read_acceptance(shell)
             told, damaged = runs.latest(shell, RUNS)

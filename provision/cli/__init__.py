@@ -6,8 +6,11 @@ import errno
 import os
 import sys
 from collections.abc import Mapping
+from typing import Annotated
 
 import typer
+
+from provision import __version__
 
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 
@@ -19,8 +22,19 @@ app = typer.Typer(
 )
 
 
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"provision {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def provision() -> None:
+def provision(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_tell_version, is_eager=True, help="Say which version this is."),
+    ] = False,
+) -> None:
     """From racks with a fresh Linux to a GPU cluster that has proved itself."""
     # With a callback, an application of a single verb still wants the verb's name.
 

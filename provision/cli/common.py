@@ -13,10 +13,11 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from provision.cli import complete
 from provision.errors import InputError
 from provision.report.model import Document, Finding, Verdict
 from provision.site.hostlist import HostlistError, expand
-from provision.site.load import find, load, site_names
+from provision.site.load import find, load
 from provision.site.models import Node, Site
 from provision.site.problem import Problem, SiteError, nearest
 from provision.site.secrets import sudo_password
@@ -28,14 +29,10 @@ INTERRUPTED = 130
 _in_json: ContextVar[str | None] = ContextVar("in_json", default=None)  # the verb that answers in JSON
 
 
-def _complete_site(incomplete: str) -> list[str]:
-    return [name for name in site_names() if name.startswith(incomplete)]
-
-
 SiteArgument = Annotated[
     str,
     typer.Argument(
-        metavar="SITE", help="A site file, or the name of one in inventories/.", autocompletion=_complete_site
+        metavar="SITE", help="A site file, or the name of one in inventories/.", autocompletion=complete.sites
     ),
 ]
 LimitOption = Annotated[
@@ -51,7 +48,11 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on t
 ComponentOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--component", "-c", metavar="NAME", help="Only this component; may be given several times."
+        "--component",
+        "-c",
+        metavar="NAME",
+        autocompletion=complete.components,
+        help="Only this component; may be given several times.",
     ),
 ]
 OperationTimeout = Annotated[

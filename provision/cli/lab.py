@@ -15,6 +15,7 @@ from rich.progress import Progress as Rows
 from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from provision.cli import complete
 from provision.cli.common import INTERRUPTED, WRONG_INPUT, JsonOption, print_json
 from provision.lab import InputError, Lab, LabError
 from provision.lab.faults import FAULTS
@@ -37,7 +38,10 @@ State = Annotated[
         "--state", envvar="PROVISION_LAB_DIR", help="Folder of the lab.", show_default=".lab in the checkout"
     ),
 ]
-NodeName = Annotated[str, typer.Argument(help="A node, such as lab-gpu-1.", metavar="NODE")]
+NodeName = Annotated[
+    str,
+    typer.Argument(help="A node, such as lab-gpu-1.", metavar="NODE", autocompletion=complete.lab_nodes),
+]
 
 
 class Plain(Progress):
@@ -229,7 +233,7 @@ def ssh(
 
 
 _KINDS = "  \n".join(
-    f"[bold]{fault.name}[/bold] {' '.join(f'--{option}' for option in fault.options)}: {fault.doc}"
+    f"[bold]{' '.join([f'{fault.name}[/bold]', *(f'--{option}' for option in fault.options)])}: {fault.doc}"
     for fault in FAULTS.values()
 )
 
@@ -240,7 +244,10 @@ _KINDS = "  \n".join(
     help=f"Break a node on purpose, or mend it with --undo.\n\n{_KINDS}",
 )
 def fault(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="What goes wrong, see above.")],
+    kind: Annotated[
+        str,
+        typer.Argument(metavar="KIND", autocompletion=complete.faults, help="What goes wrong, see above."),
+    ],
     node: NodeName,
     undo: Annotated[bool, typer.Option("--undo", help="Take the fault back.")] = False,
     path: Annotated[str | None, typer.Option(help="File or folder on the node.", show_default=False)] = None,
@@ -271,9 +278,11 @@ def fault(
         "count": count,
         "times": times,
     }
+    options = {name: value for name, value in given.items() if value is not None}
     with working(state, "fault", json) as lab:
-        lab.fault(kind, node, undo, **{name: value for name, value in given.items() if value is not None})
-    answer("fault", started, [node], json, f"{node}: {kind} {'undone' if undo else 'done'}")
+        lab.fault(kind, node, undo, **options)
+    text = f"{node}: {kind} is taken back" if undo else FAULTS[kind].told(node, **options)
+    answer("fault", started, [node], json, text)
 
 
 @app.command(epilog="Example: [bold]provision lab snapshot clean[/bold]")

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from provision.cli import complete
 from provision.cli.common import (
     JsonOption,
     LimitOption,
@@ -27,7 +28,12 @@ from provision.engine.progress import progress
 def run(
     site: SiteArgument,
     playbook: Annotated[
-        str, typer.Argument(metavar="PLAYBOOK", help="A playbook, or the name of one of this project's own.")
+        str,
+        typer.Argument(
+            metavar="PLAYBOOK",
+            autocompletion=complete.playbooks,
+            help="A playbook, or the name of one of this project's own.",
+        ),
     ],
     limit: LimitOption = None,
     check: Annotated[

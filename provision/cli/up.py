@@ -63,7 +63,15 @@ def up(
     answer(document, as_json)
 
 
-def status(site: SiteArgument, limit: LimitOption = None, as_json: JsonOption = False) -> None:
+def status(
+    site: SiteArgument,
+    limit: LimitOption = None,
+    timeout: Annotated[
+        float,
+        typer.Option("--timeout", metavar="SECONDS", min=1, help="Give up on the head after this long."),
+    ] = 60,
+    as_json: JsonOption = False,
+) -> None:
     """How far every node has come (new, configured, verified, burned-in, admitted, quarantined) and why; last runs.
 
     Reads the head only: acceptance, and what the runs of all admins came to, are kept there. Exit status 1 when a
@@ -75,7 +83,7 @@ def status(site: SiteArgument, limit: LimitOption = None, as_json: JsonOption = 
     cluster = open_site(site)
     nodes = limited(cluster, limit)
     password = ask_sudo_password(cluster, [cluster.head])
-    document = look(cluster, nodes, sudo_password=password)
+    document = look(cluster, nodes, sudo_password=password, timeout=timeout)
     if not as_json:
         _print_runs(document.details["runs"], Console())
     answer(document.model_copy(update={"seconds": round(time.monotonic() - started, 2)}), as_json)

@@ -38,6 +38,8 @@ VERBS: dict[str, tuple[str, str]] = {
 def register(app: typer.Typer, words: Sequence[str]) -> None:
     """Add the verb that the command line `words` begins with, or all verbs where it begins with none."""
     called = words[0] if words and words[0] in VERBS else None
+    if list(words) == ["--version"]:
+        called = next(iter(VERBS))  # whichever: none of them is asked
     for verb, (module, name) in VERBS.items():
         if called is None or verb == called:
             found = getattr(import_module(f"provision.cli.{module}"), name)

@@ -20,6 +20,7 @@ from provision.cli.common import (
     refuse,
 )
 from provision.cli.report import HtmlOption, JunitOption, write_reports
+from provision.site.problem import instead
 from provision.verify.journaled import verify_journaled
 from provision.verify.progress import watching
 from provision.verify.run import components_of
@@ -48,7 +49,7 @@ def verify(
     named = components_of(cluster)
     for name in component or []:
         if name not in named:
-            refuse(f"--component {name}: has no checks in {cluster.cluster}; these have: {', '.join(named)}")
+            refuse(f"--component {name}: has no checks in {cluster.cluster}; {instead(name, named)}")
     password = ask_sudo_password(cluster, nodes)
     with watching([node.name for node in nodes]) as progress:
         document = verify_journaled(

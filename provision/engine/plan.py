@@ -9,7 +9,8 @@ from graphlib import CycleError, TopologicalSorter
 from provision.components import registry
 from provision.engine.deploy import Step
 from provision.errors import InputError
-from provision.site.models import Node, Site
+from provision.site.models import Node, Site, place
+from provision.site.problem import instead
 
 BASE = "base"  # the component that all others stand on
 
@@ -53,9 +54,9 @@ def make_plan(site: Site, nodes: Collection[Node], components: Collection[str] |
     """The plan for `nodes`, of all named components or of `components` alone. Raises PlanError."""
     for name in components or ():
         if name not in registry.COMPONENTS:
-            raise PlanError(f"there is no component {name}; there are {', '.join(registry.COMPONENTS)}")
+            raise PlanError(f"there is no component {name}; {instead(name, registry.COMPONENTS)}")
         if not site.enabled(name):
-            raise PlanError(f"{name} is not named in {site.path}")
+            raise PlanError(f"{name} is not named in {site.path}; what installs it there: {place(name)}")
     order = _order(site)
     return Plan(
         {

@@ -42,10 +42,15 @@ def find_playbook(site: Site, name: str | Path) -> Path:
     for place in places:
         if place.is_file():
             return place.resolve()
-    known = ", ".join(sorted(each.stem for each in PLAYBOOKS.glob("*.yml")))
     raise PlaybookError(
-        f"{name}: no such playbook, here or beside {site.path}; this project's own are: {known}"
+        f"{name}: no such playbook, here or beside {site.path}; "
+        f"this project's own are: {', '.join(playbook_names())}"
     )
+
+
+def playbook_names() -> list[str]:
+    """This project's own playbooks, by the names that stand for them."""
+    return sorted(each.stem for each in PLAYBOOKS.glob("*.yml"))
 
 
 def hook_nodes(site: Site, hook: Hook, nodes: Sequence[Node]) -> list[Node]:

@@ -8,6 +8,7 @@ wrong syntax without ending the session.
 from __future__ import annotations
 
 import base64
+import math
 import os
 import select
 import shlex
@@ -73,9 +74,17 @@ class RootShell:
     """A shell with root's rights behind a pair of pipes; made by `connect`, used by one run at a time."""
 
     def __init__(
-        self, argv: Sequence[str], become: Become, *, name: str, sudo_password: str | None = None
+        self,
+        argv: Sequence[str],
+        become: Become,
+        *,
+        name: str,
+        sudo_password: str | None = None,
+        within: float | None = None,
     ) -> None:
+        """`within` is for the whole session, in seconds: nothing in it is waited for any longer."""
         self.name = name
+        self._until = time.monotonic() + (math.inf if within is None else within)
         self._nonce = (
             f"@@{os.urandom(12).hex()}"  # stands in arguments: for the greeting and sudo's prompt alone
         )
@@ -173,7 +182,7 @@ class RootShell:
     def _greet(self, sudo_password: str | None) -> None:
         """Wait for the shell, answering sudo's own prompt once; a second prompt means a wrong password."""
         ready, prompt = f"{self._nonce}-ready\n".encode(), f"{self._nonce}-sudo".encode()
-        deadline = time.monotonic() + CONNECT_TIMEOUT * 2
+        deadline = min(time.monotonic() + CONNECT_TIMEOUT * 2, self._until)
         asked = 0
         while ready not in self._out:
             if self._err.count(prompt) > asked:
@@ -207,6 +216,7 @@ class RootShell:
 
     def _exchange(self, script: str, count: int, timeout: float, what: str) -> list[RawOutput]:
         """Send `script`, take in `count` outputs; `what` stands for it where there is no answer."""
+        timeout = max(min(timeout, self._until - time.monotonic()), 0.0)
         deadline = time.monotonic() + timeout
         outputs: list[RawOutput] = []
         pending = memoryview(script.encode())
@@ -321,16 +331,25 @@ def explain_loss(name: str, text: str) -> RemoteError:
     return RemoteError(f"{name}: connection lost: {last}", "is the node up? try `ssh` by hand")
 
 
-def connect(site: Site, node: Node, *, sudo_password: str | None = None) -> RootShell:
+def connect(
+    site: Site, node: Node, *, sudo_password: str | None = None, within: float | None = None
+) -> RootShell:
     """Open a root shell on `node`; the password only goes to nodes that the site file says want one.
 
+    `within` bounds the whole session, in seconds.
     Raises RemoteError with advice when that is impossible.
     """
     if node.access.user == "root":
         become: Become = "root"
     else:
         become = "sudo-password" if node.access.sudo_password else "sudo"
-    return RootShell([*ssh_command(site, node), "--"], become, name=node.name, sudo_password=sudo_password)
+    return RootShell(
+        [*ssh_command(site, node), "--"],
+        become,
+        name=node.name,
+        sudo_password=sudo_password,
+        within=within,
+    )
 
 
 def local_shell(name: str = "localhost") -> RootShell:

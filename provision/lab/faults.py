@@ -15,7 +15,7 @@ import secrets
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 from provision.lab import cgroup, gpus, network, state
 from provision.lab.command import InputError, LabError, execute
+from provision.site.problem import instead
 
 if TYPE_CHECKING:
     from provision.lab.lab import Lab
 
+_REQUIRED = inspect.Parameter.empty  # the default of an option that must be given
 Action = Callable[..., None]  # (lab, node name, options by keyword)
 
 XIDS = {
@@ -53,16 +55,28 @@ class Fault:
     undo: Action | None = None
 
     @property
-    def options(self) -> list[str]:
-        """The options that it understands."""
-        return [name for name in inspect.signature(self.apply).parameters if name not in ("lab", "node")]
+    def options(self) -> dict[str, Any]:
+        """The options that it understands, with their defaults."""
+        parameters = inspect.signature(self.apply).parameters.values()
+        return {each.name: each.default for each in parameters if each.name not in ("lab", "node")}
+
+    def told(self, node: str, **given: Any) -> str:
+        """What has been done to `node`, and how it is taken back."""
+        values = {**self.options, **given}
+        done = re.sub(r"--(\w+)", lambda word: _spoken(word[1], values), self.doc)
+        back = f"; take it back: provision lab fault {self.name} {node} --undo" if self.undo else ""
+        return f"{node}: {done}{back}"
+
+
+def _spoken(option: str, values: Mapping[str, Any]) -> str:
+    return f"GPU {values[option]}" if option == "gpu" else str(values[option])
 
 
 def inject(lab: Lab, kind: str, node: str, undo: bool = False, **options: Any) -> None:
     """Make a fault happen on a node, or take it back. Raises InputError for what does not exist."""
     fault = FAULTS.get(kind)
     if fault is None:
-        raise InputError(f"{kind}: no such fault; there are {', '.join(FAULTS)}")
+        raise InputError(f"{kind}: no such fault; {instead(kind, FAULTS)}")
     lab.node(node)
     action = fault.undo if undo else fault.apply
     if action is None:
@@ -73,6 +87,12 @@ def inject(lab: Lab, kind: str, node: str, undo: bool = False, **options: Any) -
         raise InputError(
             f"{kind}{' --undo' if undo else ''}: no option --{', --'.join(unknown)}; it takes {taken}"
         )
+    if not undo:
+        missing = [
+            name for name, default in fault.options.items() if default is _REQUIRED and name not in options
+        ]
+        if missing:
+            raise InputError(f"{kind}: needs --{', --'.join(missing)}")
     action(lab, node, **options)
 
 
@@ -655,9 +675,9 @@ FAULTS = {
         Fault(
             "fill-disk", "the file system at --path is full (a loop image over it)", _fill_disk, _empty_disk
         ),
-        Fault("clock", "munged and the Slurm daemons see a clock off --by a time", _clock, _unclock),
+        Fault("clock", "munged and the Slurm daemons see a clock that is off by --by", _clock, _unclock),
         Fault("wrong-munge-key", "the node has a munge key of its own", _wrong_munge_key, _right_munge_key),
-        Fault("apt-lock", "dpkg's lock is held for --seconds", _apt_lock, _apt_unlock),
+        Fault("apt-lock", "dpkg's lock is held for --seconds seconds", _apt_lock, _apt_unlock),
         Fault(
             "half-installed", "--package is unpacked and its configuration failed", _half_install, _configure
         ),

@@ -21,6 +21,7 @@ from provision.lab.command import InputError, LabError, execute
 from provision.lab.host import Mirror
 from provision.lab.progress import Progress
 from provision.lab.state import NETWORK, PROXY_PORT, Node, Paths, Spec
+from provision.site.problem import instead
 
 BOOT_TIMEOUT = 180.0  # an upper bound for busy machines: a node that stops is noticed at once
 SHUTDOWN_TIMEOUT = 90.0
@@ -49,8 +50,8 @@ class Lab:
         """Raises InputError, with the names there are, for one that is not in the lab."""
         nodes = self.nodes
         if name not in nodes:
-            there = ", ".join(nodes) or "none: run `provision lab up`"
-            raise InputError(f"{name}: no such node in the lab at {self.paths.state}; there are {there}")
+            there = instead(name, nodes) if nodes else "there is none: run `provision lab up`"
+            raise InputError(f"{name}: no such node in the lab at {self.paths.state}; {there}")
         return nodes[name]
 
     # ---- up and down

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -205,6 +206,12 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "grafana": ("monitoring", "grafana"),
     "logs": ("logs",),
 }
+
+
+def place(component: str) -> str:
+    """Where a site file names `component`, as it is written there: "scheduler: {slurm: {}}"."""
+    *above, last = SECTIONS[component]
+    return reduce(lambda inner, part: f"{part}: {{{inner}}}", reversed(above), f"{last}: {{}}")
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,13 @@ def nearest(word: str, words: Iterable[str]) -> str | None:
     return by_folded[found[0]] if found else None
 
 
+def instead(word: str, words: Iterable[str]) -> str:
+    """What to write instead of `word`: the one that was probably meant, or all there are."""
+    known = list(words)
+    close = nearest(word, known)
+    return f"did you mean {close}?" if close else f"there are {', '.join(known)}"
+
+
 def one_of(words: Iterable[str]) -> str:
     """ "one of head, worker" """
     known = list(words)

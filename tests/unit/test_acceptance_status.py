@@ -93,6 +93,19 @@ def test_an_admitted_node_that_takes_no_work_is_worth_a_word(
     assert (finding.verdict, finding.read, finding.expected) == (Verdict.WARN, read, "takes jobs")
 
 
+def test_the_head_is_given_a_time_for_all_its_answers(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+
+    def connect(*arguments: Any, within: float, **more: Any) -> None:
+        given.append(within)
+        raise RemoteError("h1: no answer from ssh or sudo")
+
+    monkeypatch.setattr(module, "connect", connect)
+    document = status(site, list(site.nodes.values()), timeout=3.0)
+    assert given == [3.0]
+    assert {node.verdict for node in document.nodes.values()} == {Verdict.UNKNOWN}
+
+
 def test_an_admitted_node_that_an_interrupted_burn_in_left_reserved_is_told_with_what_to_do(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,10 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from provision import __version__
 from provision.cli import completed
 from provision.cli.verbs import VERBS, register
+from provision.lab.state import Paths, Spec, plan_nodes, save
 from provision.report.model import Document, Verdict
 
 
@@ -52,6 +55,53 @@ def test_completion_of_what_follows_a_verb_pays_for_that_verb_alone(
     assert registered(*completed(environment)) == verbs
 
 
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("lab fault unpl", ["unplug"]),
+        ("lab fault unplug lab-gpu", ["lab-gpu-1", "lab-gpu-2"]),
+        ("run lab ", ["rolling-maintenance"]),
+        ("plan lab -c slurm", ["slurm", "slurm_exporter"]),
+        ("verify lab --component mun", ["munge"]),
+        ("status ti", ["tiny"]),
+    ],
+)
+def test_a_shell_is_offered_the_names_there_are(line: str, offered: list[str], tmp_path: Path) -> None:
+    lab = Paths(tmp_path / "lab")
+    lab.state.mkdir()
+    save(lab, Spec("trixie", "http://d", None, (), plan_nodes(2, 0)))
+    (tmp_path / "tiny.yml").touch()
+    words = f"provision {line}"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; sys.argv = ['provision']; from provision.cli import main; main()",
+        ],
+        env={
+            **os.environ,
+            "_PROVISION_COMPLETE": "complete_bash",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split()) - (not words.endswith(" "))),
+            "PROVISION_LAB_DIR": str(lab.state),
+            "PROVISION_INVENTORIES": str(tmp_path),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == offered, done.stderr
+
+
+def test_the_version_is_told_without_any_verb() -> None:
+    script = "import sys; from provision.cli import main\ntry: main()\nfinally: print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "--version"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, f"provision {__version__}\n")
+    assert "provision.engine.controller" not in done.stderr.split()
+
+
 def test_a_verb_is_called_by_its_name_and_no_other_is_imported(tmp_path: Path) -> None:
     assert registered("check", "site.yml") == {"check"}
     script = "import sys; from provision.cli import main\ntry: main()\nfinally: print(*sys.modules, file=sys.stderr)"
@@ -79,6 +129,8 @@ def test_every_verb_teaches_by_an_example(verb: str) -> None:
     [
         (["plan", "FILE", "--limit", "nope"], "plan", '"nope" is no node, group or role'),
         (["apply", "FILE", "--component", "nope"], "apply", "there is no component nope"),
+        (["apply", "FILE", "--component", "sluurm"], "apply", "did you mean slurm?"),
+        (["verify", "FILE", "--component", "sluurm"], "verify", "did you mean slurm?"),
         (["verify", "FILE", "--component", "nope"], "verify", "has no checks in tiny"),
         (["run", "FILE", "nope"], "run", "nope: no such playbook"),
         (["import", "ansible", "hosts", "--output", "FILE"], "import", "is there already"),

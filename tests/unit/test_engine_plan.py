@@ -68,9 +68,13 @@ def test_components_that_are_not_there_are_refused_before_any_node_is_touched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     steps(monkeypatch, make("base", "*"))
-    with pytest.raises(planning.PlanError, match=r"no component bsae"):
+    with pytest.raises(planning.PlanError, match=r"no component bsae; did you mean base\?$"):
         planning.make_plan(SITE, list(SITE.nodes.values()), ["bsae"])
-    with pytest.raises(planning.PlanError, match=r"slurm is not named in /t.yml"):
+    with pytest.raises(planning.PlanError, match=r"no component xyz; there are base, ssh, .*"):
+        planning.make_plan(SITE, list(SITE.nodes.values()), ["xyz"])
+    with pytest.raises(
+        planning.PlanError, match=r"slurm is not named in /t.yml; .*: scheduler: \{slurm: \{\}\}$"
+    ):
         planning.make_plan(SITE, list(SITE.nodes.values()), ["slurm"])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,6 +55,16 @@ def test_large_content_both_ways_does_not_block(shell: RootShell) -> None:
 def test_many_commands_are_answered_in_order_in_one_round_trip(shell: RootShell) -> None:
     outputs = shell.run_many(["echo 1", "exit 4", "echo 3 >&2"])
     assert [(o.rc, o.stdout, o.stderr) for o in outputs] == [(0, "1\n", ""), (4, "", ""), (0, "", "3\n")]
+
+
+def test_a_session_with_a_bound_waits_for_nothing_beyond_it() -> None:
+    session = RootShell(["sh", "-c"], "root", name="node-1", within=1.0)
+    began = time.monotonic()
+    with pytest.raises(DeadlineExceeded, match=r"node-1: no answer within [01] s to: sleep 30"):
+        session.run("sleep 30", timeout=60)
+    assert time.monotonic() - began < 5
+    with pytest.raises(RemoteError, match=r"node-1: no answer from ssh or sudo"):
+        RootShell(["sh", "-c", "sleep 30"], "root", name="node-1", within=0.2)
 
 
 def test_a_command_that_does_not_end_raises_with_its_text_and_closes_the_session(shell: RootShell) -> None:

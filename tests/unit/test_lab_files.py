@@ -12,6 +12,7 @@ from provision.lab import files, layers, state
 from provision.lab.command import InputError
 from provision.lab.faults import FAULTS, XIDS, kernel_line
 from provision.lab.host import Mirror
+from provision.lab.lab import Lab
 from provision.lab.network import hardware_address
 from provision.lab.state import Node, Spec, plan_nodes
 
@@ -177,6 +178,33 @@ def test_every_fault_says_what_it_does_and_takes_plain_options() -> None:
     for fault in FAULTS.values():
         assert fault.doc
         assert set(fault.options) <= plain
+
+
+def test_what_was_done_to_a_node_is_told_with_the_way_back() -> None:
+    assert FAULTS["unplug"].told("n1") == (
+        "n1: the node's network cable is pulled; take it back: provision lab fault unplug n1 --undo"
+    )
+    assert FAULTS["fill-disk"].told("n1").startswith("n1: the file system at /var/log is full (")
+    assert FAULTS["fill-disk"].told("n1", path="/home").startswith("n1: the file system at /home is full (")
+    assert FAULTS["gpu-nvlink-down"].told("n1", link=3).startswith("n1: the NVLink 3 of GPU 0 is inactive; ")
+    assert FAULTS["xid"].told("n1") == (
+        "n1: the kernel reports NVIDIA error 79 on GPU 0 (stays until the next boot)"
+    )
+    for fault in FAULTS.values():
+        assert "--" not in fault.told("n1", path="/x").removesuffix("--undo")
+
+
+def test_faults_that_are_misspelt_or_lack_an_option_are_refused(tmp_path: Path) -> None:
+    lab = Lab(tmp_path / "lab")
+    with pytest.raises(InputError, match=r"unplugg: no such fault; did you mean unplug\?"):
+        lab.fault("unplugg", "lab-gpu-1")
+    with pytest.raises(InputError, match=r"there is none: run `provision lab up`"):
+        lab.fault("unplug", "lab-gpu-1")
+    state.save(lab.paths, Spec("trixie", "http://d", None, (), plan_nodes(2, 0)))
+    with pytest.raises(InputError, match=r"lab-gpu1: no such node .*; did you mean lab-gpu-1\?"):
+        lab.fault("unplug", "lab-gpu1")
+    with pytest.raises(InputError, match=r"edit: needs --path"):
+        lab.fault("edit", "lab-gpu-1")
 
 
 def test_a_node_is_a_value() -> None:

@@ -226,7 +226,7 @@ def test_slices_are_devices_of_their_own(simulated: Gpus) -> None:
 
 
 def test_every_fault_is_one_of_the_labs_with_its_options() -> None:
-    options = {name: FAULTS[name].options for name in FAULTS if name.startswith("gpu-")}
+    options = {name: list(FAULTS[name].options) for name in FAULTS if name.startswith("gpu-")}
     assert set(options) == {each.name for each in gpus.faults()}
     assert options["gpu-lost"] == ["gpu"]
     assert options["gpu-nvlink-down"] == ["gpu", "link"]
