@@ -356,7 +356,7 @@ def _bands(axes: Axes, phases: Sequence[Mapping[str, Any]], *, named: bool) -> N
 
 def _step_axis(axes: Axes) -> None:
     axes.set_xlabel("step")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _losses(losses: Sequence[float | None]) -> str | None:
