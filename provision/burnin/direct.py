@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from shlex import join, quote
 from typing import TypeVar
 
-from provision.burnin.launch import JobState, LaunchError, Outcome, archive
+from provision.burnin.launch import JobState, LaunchError, Outcome, archive, variables
 from provision.components.slurm import acceptance
 from provision.engine.remote import RemoteError
 
@@ -43,10 +43,17 @@ class Ranks:
     port: int
 
 
-def start_script(ranks: Ranks, directory: str, python: str, user: str, arguments: Sequence[str]) -> str:
-    """The script that starts a node's ranks, for a root shell. Pure."""
+def start_script(
+    ranks: Ranks,
+    directory: str,
+    python: str,
+    user: str,
+    arguments: Sequence[str],
+    environment: Mapping[str, str] = {},
+) -> str:
+    """The script that starts a node's ranks, for a root shell; `environment` is set over the machine's. Pure."""
     place = f"{ranks.first}:{ranks.local}:{ranks.total}:{ranks.address}:{ranks.port}"
-    program = [python, f"{directory}/burnin.pyz", "--spawn", place, *arguments]
+    program = [*variables(environment), python, f"{directory}/burnin.pyz", "--spawn", place, *arguments]
     log = f"{directory}/job-{ranks.node}.log"
     unit = [
         "systemd-run", f"--unit={UNIT}", "--collect", "--quiet", f"--uid={user}", f"--setenv=NODE_NAME={ranks.node}",
@@ -80,7 +87,7 @@ class Direct:
 
     def run(
         self, root: str, addresses: Mapping[str, str], ranks_per_node: int, python: str, arguments: Sequence[str],
-        timeout: float,
+        timeout: float, environment: Mapping[str, str] = {},
     ) -> Outcome:  # fmt: skip
         """Start on all nodes and wait for the end. Raises LaunchError, and KeyboardInterrupt once all has ended."""
         directory = f"{root}/{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
@@ -96,7 +103,7 @@ class Direct:
             scripts = {
                 node: start_script(
                     Ranks(node, index * ranks_per_node, ranks_per_node, total, address, port),
-                    directory, python, self._user, options,
+                    directory, python, self._user, options, environment,
                 )
                 for index, node in enumerate(nodes)
             }  # fmt: skip

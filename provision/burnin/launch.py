@@ -133,6 +133,11 @@ def archive() -> bytes:
     return buffer.getvalue()
 
 
+def variables(environment: Mapping[str, str]) -> list[str]:
+    """The words before a command that set `environment` for it."""
+    return ["env", *(f"{name}={value}" for name, value in environment.items())] if environment else []
+
+
 def batch_script(job: Job) -> str:
     """The script that sbatch gets. Pure."""
     ranks = len(job.gpus) if job.gpus else max(1, job.gpus_per_node)
@@ -140,7 +145,7 @@ def batch_script(job: Job) -> str:
     if job.gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, job.gpus))
     # Slurm sets CUDA_VISIBLE_DEVICES for each task: what is to differ is set behind it.
-    program = [*(["env", *(f"{k}={v}" for k, v in environment.items())] if environment else []), job.python]
+    program = [*variables(environment), job.python]
     directives = [
         f"--job-name={RESERVATION}",
         f"--reservation={job.reservation}",

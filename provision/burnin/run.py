@@ -204,7 +204,7 @@ def _direct_jobs(
         seconds = 60.0 * limit_minutes(options.level, options.minutes)
         root = str(settings.directory)
         try:
-            yield names, job.run(root, _addresses(members), max(1, gpus), settings.python, arguments, seconds)
+            yield names, job.run(root, addresses(members), max(1, gpus), settings.python, arguments, seconds)
         except LaunchError as error:
             yield names, error
 
@@ -269,7 +269,7 @@ class _Judging:
                 parts.append(_could_not_run(part, outcome))
                 continue
             runs.append({"job": outcome.job, "nodes": fold(names), "directory": outcome.directory})
-            result, why = _read(outcome)
+            result, why = read_result(outcome)
             used: dict[str, dict[str, Any]] = {}
             if result is not None and outcome.result is not None:
                 used = limits_used(result, part, self.settings.limits)
@@ -365,7 +365,7 @@ class _Burnin(_Judging):
             nodes=names,
             gpus_per_node=gpus,
             minutes=limit_minutes(self.options.level, self.options.minutes),
-            directory=self.launcher.prepare(str(self.settings.directory), _addresses(nodes)),
+            directory=self.launcher.prepare(str(self.settings.directory), addresses(nodes)),
             python=self.settings.python,
             reservation=reservation,
             partition=self.launcher.partition(names),
@@ -384,7 +384,7 @@ class _Burnin(_Judging):
 
         def run(experiments: Sequence[Experiment]) -> list[Measurement]:
             jobs = [(each, self._experiment(each, self.reservation, partition)) for each in experiments]
-            return isolate.run_round(self.launcher, jobs, self.options.wait, _read)
+            return isolate.run_round(self.launcher, jobs, self.options.wait, read_result)
 
         try:
             partition = self.launcher.partition(names)
@@ -403,7 +403,7 @@ class _Burnin(_Judging):
             nodes=experiment.nodes,
             gpus_per_node=gpus_used(nodes[0], self.settings),
             minutes=EXPERIMENT_MINUTES,
-            directory=self.launcher.prepare(str(self.settings.directory), _addresses(nodes)),
+            directory=self.launcher.prepare(str(self.settings.directory), addresses(nodes)),
             python=self.settings.python,
             reservation=reservation,
             partition=partition,
@@ -423,7 +423,7 @@ def _state(verdict: Verdict, *, opened: bool) -> str | None:
     return "admitted" if opened else "burned-in"
 
 
-def _read(outcome: Outcome) -> tuple[BurninResult | None, str]:
+def read_result(outcome: Outcome) -> tuple[BurninResult | None, str]:
     """The job's result, or why there is none."""
     cancelled = outcome.state.state == "CANCELLED"
     ended = f"job {outcome.job} " + ("was cancelled" if cancelled else f"ended as {outcome.state.state}")
@@ -457,7 +457,7 @@ def _could_not_run(expected: Mapping[str, Expected], error: Exception) -> Judgem
     return judgement
 
 
-def _addresses(nodes: Iterable[Node]) -> dict[str, str]:
+def addresses(nodes: Iterable[Node]) -> dict[str, str]:
     """The nodes' addresses as far as the site file has them; names are left to the nodes' own resolver."""
     found: dict[str, str] = {}
     for node in nodes:

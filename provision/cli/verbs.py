@@ -26,6 +26,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "apply": ("apply", "apply"),
     "verify": ("verify", "verify"),
     "burnin": ("burnin", "burnin"),
+    "tune": ("tune", "app"),
     "health": ("health", "health"),
     "inspect": ("inspect", "inspect"),
     "logs": ("logs", "logs"),

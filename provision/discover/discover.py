@@ -16,7 +16,7 @@ from provision.discover.propose import Proposal, counted, flow, proposals, unlik
 from provision.engine.journal import journaled
 from provision.engine.remote import RemoteError
 from provision.errors import InputError
-from provision.hardware.machine import Machine
+from provision.hardware.machine import QUESTIONS, Machine, machine
 from provision.hardware.pci import gpu_model_name
 from provision.report.model import Document, Finding, NodeResult, Verdict, worst
 from provision.site.load import examine_text
@@ -43,24 +43,11 @@ class Discovery:
     @cached_property
     def text(self) -> str:
         """The site file with all proposals. Raises InputError where one does not fit into it."""
-        text = self.before
-        for proposal in self.proposals:
-            text = edit.put(text, proposal.key, flow(proposal.value))
-        examined = examine_text(text, self.site.path)
-        if examined.errors:
-            raise InputError(f"the proposed site file would be wrong: {examined.errors[0]}")
-        return text
+        return proposed(self.site, self.before, {each.key: each.value for each in self.proposals})[0]
 
     @property
     def diff(self) -> str:
-        name = self.site.path.name
-        lines = difflib.unified_diff(
-            self.before.splitlines(keepends=True),
-            self.text.splitlines(keepends=True),
-            name,
-            f"{name} (proposed)",
-        )
-        return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
+        return difference(self.site, self.before, self.text)
 
     def table(self) -> Iterator[tuple[str, list[str]]]:
         """A row for each machine that answered: product, serial, firmware, CPUs, memory, GPUs, adapters, disks."""
@@ -87,7 +74,7 @@ class Discovery:
         results = {}
         for name, found in self.answers.items():
             if isinstance(found, RemoteError):
-                findings.append(_silent(name, found))
+                findings.append(silent(name, found))
                 results[name] = NodeResult(verdict=Verdict.UNKNOWN, reason=str(found))
             else:
                 own = [finding.verdict for finding in findings if finding.subject == name]
@@ -106,7 +93,31 @@ class Discovery:
         )
 
 
-def _silent(name: str, error: RemoteError) -> Finding:
+def proposed(site: Site, before: str, values: Mapping[tuple[str, ...], Any]) -> tuple[str, Site]:
+    """The site file's text with `values` at their keys, and what it means then.
+
+    Raises InputError where one does not fit into it.
+    """
+    text = before
+    for key, value in values.items():
+        text = edit.put(text, key, flow(value))
+    examined = examine_text(text, site.path)
+    if examined.site is None:
+        raise InputError(f"the proposed site file would be wrong: {examined.errors[0]}")
+    return text, examined.site
+
+
+def difference(site: Site, before: str, after: str) -> str:
+    """What `after` changes in the site file, as a unified difference."""
+    name = site.path.name
+    lines = difflib.unified_diff(
+        before.splitlines(keepends=True), after.splitlines(keepends=True), name, f"{name} (proposed)"
+    )
+    return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
+
+
+def silent(name: str, error: RemoteError) -> Finding:
+    """A machine that could not be asked."""
     why = str(error).removeprefix(f"{name}: ")
     return Finding(verdict=Verdict.UNKNOWN, check="machine-read", subject=name, why=why, action=error.advice)
 
@@ -142,7 +153,8 @@ def discover_journaled(
     """
     start, before = time.monotonic(), site.path.read_text()
     with journaled(site, "discover", looking=not accept) as entry:
-        answers = ask(site, nodes, sudo_password=sudo_password, timeout=timeout, done=done)
+        commands = [question.command for question in QUESTIONS]
+        answers = ask(site, nodes, commands, machine, sudo_password=sudo_password, timeout=timeout, done=done)
         found = Discovery(site, before, answers, accepted=accept)
         if accept and found.text != before:
             atomic.write(site.path, found.text.encode(), mode=site.path.stat().st_mode & 0o777)

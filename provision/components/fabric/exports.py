@@ -76,16 +76,20 @@ def nccl_conf(site: Site, node: Node) -> str:
 
     "=" makes names exact: mlx5_1 would otherwise also stand for mlx5_10, and eth for every Ethernet interface.
     """
-    wanted = settings(site, node)
+    values = nccl_variables(settings(site, node), rdma=rdma(site))
+    return "".join(f"{name}={value}\n" for name, value in values.items())
+
+
+def nccl_variables(wanted: FabricSettings, *, rdma: bool) -> dict[str, str]:
+    """What `wanted` means in NCCL's words."""
     values: dict[str, str] = {}
     if wanted.interfaces:
         values["NCCL_SOCKET_IFNAME"] = f"={','.join(wanted.interfaces)}"
-    if not rdma(site):
+    if not rdma:
         values["NCCL_IB_DISABLE"] = "1"
     elif wanted.hcas:
         values["NCCL_IB_HCA"] = f"={','.join(wanted.hcas)}"
-    values |= {name: str(value) for name, value in wanted.nccl.items()}
-    return "".join(f"{name}={value}\n" for name, value in values.items())
+    return values | {name: str(value) for name, value in wanted.nccl.items()}
 
 
 def iommu_parameters(wanted: FabricSettings) -> list[str]:
