@@ -41,6 +41,57 @@ def test_why_a_credential_was_refused(
     assert why in exports.cause(status, here, there, "a1", "h1")
 
 
+REWOUND = """\
+STATUS:           Rewound credential (16)
+ENCODE_HOST:      a1 (10.0.0.11)
+ENCODE_TIME:      2026-01-01 12:10:00 +0000 (1767269400)
+DECODE_TIME:      2026-01-01 12:00:00 +0000 (1767268800)
+TTL:              300
+CIPHER:           aes128 (4)
+MAC:              sha256 (5)
+ZIP:              none (0)
+UID:              root (0)
+GID:              root (0)
+LENGTH:           0
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        (REWOUND, "Rewound credential (16)"),
+        ("unmunge: Error: Invalid credential\n", "unmunge: Error: Invalid credential"),
+        ("one\ntwo\n", "two"),
+        ("\n", ""),
+    ],
+)
+def test_the_status_is_read_where_it_stands(answer: str, status: str) -> None:
+    assert exports.status(answer) == status
+
+
+def test_a_clock_that_is_off_is_read_as_what_unmunge_says_of_the_credential() -> None:
+    def made(command: str) -> SimpleNamespace:
+        return SimpleNamespace(rc=0, stdout="MUNGE:AAAA:\n", stderr="")
+
+    def refused(command: str) -> SimpleNamespace:
+        if "unmunge" in command:
+            return SimpleNamespace(rc=16, stdout=REWOUND, stderr="")
+        return SimpleNamespace(rc=1, stdout="", stderr="")
+
+    head = SimpleNamespace(run=refused)
+    at = SimpleNamespace(
+        site=SimpleNamespace(head=SimpleNamespace(name="h1")),
+        node=SimpleNamespace(name="a1"),
+        host=SimpleNamespace(run=made),
+        on=lambda name: head,
+    )
+    found = checks.cross.run(at)  # type: ignore[arg-type]
+    assert (found.verdict, found.read) == (Verdict.FAIL, "Rewound credential (16)")
+    assert "clocks of a1 and h1 differ" in str(found.why)
+    assert str(found.action).startswith("make clocks equal")
+
+
 def test_a_daemon_older_than_its_key_has_not_read_it() -> None:
     found = exports.parse_daemon(
         "1700000000\nActiveState=active\nActiveEnterTimestamp=Sun 2020-09-13 12:26:40.500000 UTC\n"

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -260,6 +261,21 @@ def test_ipv6_addresses_switch_it_on(tmp_path: Path) -> None:
     assert "CommunicationParameters=EnableIPv6" in conf(site)
     assert exports.rest_url(site) == "http://[2001:db8::1]:6820"
     assert "-a rest_auth/jwt [2001:db8::1]:6820" in exports.rest_dropin(site, "/usr/sbin/slurmrestd")
+
+
+def test_only_errors_go_to_the_journal_by_syslog(tmp_path: Path) -> None:
+    """Slurm's daemons run in the foreground: systemd journals all that they write to their standard error."""
+    lines = [line for line in conf(make_site(tmp_path)).splitlines() if "SyslogDebug" in line]
+    assert lines == ["SlurmctldSyslogDebug=error", "SlurmdSyslogDebug=error"]
+
+
+def test_hardware_that_is_written_nowhere_is_unknown_with_what_to_do(tmp_path: Path) -> None:
+    site = make_site(tmp_path)
+    at = SimpleNamespace(site=site, node=site.nodes["g01"], lock=Lock())
+    found = checks.hardware.run(at)  # type: ignore[arg-type]
+    assert found.verdict is Verdict.UNKNOWN
+    assert f"is {site.path.stem}.lock.yml missing beside {site.path}?" in str(found.action)
+    assert "provision apply" in str(found.action)
 
 
 def test_slurmd_waits_for_exactly_the_gpus_of_its_node(tmp_path: Path) -> None:

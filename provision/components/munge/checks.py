@@ -54,7 +54,7 @@ def _round_trip(at: Target, maker: Any, maker_name: str, reader: Any, reader_nam
     if made.rc in (126, 127):
         return unknown(made.stderr.strip(), source=source)
     if made.rc != 0:
-        return _failed(made.stderr.strip(), source, maker_name)
+        return _failed(exports.status(made.stderr), source, maker_name)
     credential = _CREDENTIAL.search(made.stdout)
     if credential is None:
         return unknown(f"munge printed {made.stdout[:40]!r}, which is no credential", source=source)
@@ -64,14 +64,14 @@ def _round_trip(at: Target, maker: Any, maker_name: str, reader: Any, reader_nam
         return unknown(read.stderr.strip(), source=source)
     if read.rc == 0 and "Success" in read.stdout:
         return Found(Verdict.PASS, "Success", "Success", source=source)
-    status = (read.stderr or read.stdout).strip()
+    status = exports.status(f"{read.stdout}\n{read.stderr}")
     if maker is reader:
         return _failed(status, source, maker_name)
     why = exports.cause(status, _daemon(maker), _daemon(reader), maker_name, reader_name)
     action = f"make clocks equal (chronyc tracking on {maker_name}), " if "clocks" in why else ""
     return Found(
         Verdict.FAIL,
-        status.splitlines()[-1] if status else f"exit {read.rc}",
+        status or f"exit {read.rc}",
         "Success",
         f"{action}run `provision apply`: it puts the key in place and restarts munged",
         why,
@@ -89,6 +89,5 @@ def _daemon(host: Any) -> exports.Daemon | None:
 
 
 def _failed(status: str, source: str, node: str) -> Found:
-    line = status.splitlines()[-1] if status else "no answer"
     advice = f"on {node}: systemctl status munge; journalctl -u munge -n 20"
-    return Found(Verdict.FAIL, line, "Success", advice, source=source)
+    return Found(Verdict.FAIL, status or "no answer", "Success", advice, source=source)

@@ -48,6 +48,12 @@ def parse_daemon(text: str) -> Daemon | None:
     return Daemon(float(written), started)
 
 
+def status(answer: str) -> str:
+    """What munge or unmunge says in the end: of a credential that it could read, the line STATUS among many others."""
+    told = re.search(r"^STATUS:\s*(.+)$", answer, re.MULTILINE)
+    return told[1].strip() if told else (answer.strip().splitlines() or [""])[-1]
+
+
 def cause(status: str, here: Daemon | None, there: Daemon | None, node: str, other: str) -> str:
     """Why a credential of one node was refused on the other, from unmunge's status and both daemons."""
     if re.search(r"expired|rewound", status, re.IGNORECASE):
@@ -60,4 +66,4 @@ def cause(status: str, here: Daemon | None, there: Daemon | None, node: str, oth
         return f"{node} and {other} have different keys"
     if re.search(r"replayed", status, re.IGNORECASE):
         return "the credential was used twice"
-    return status.strip() or "no answer"
+    return status or "no answer"

@@ -9,6 +9,7 @@ from typing import Any
 from provision.components.slurm import exports, lint
 from provision.components.slurm.acceptance import NodeState, SlurmError, parse_nodes
 from provision.report.model import Verdict
+from provision.site.lock import lock_path
 from provision.verify.check import Found, Target, check, expect, skip, unknown
 
 
@@ -295,7 +296,12 @@ def hardware(at: Target) -> Found:
     """The node has at least what its NodeName line says, measured on the node."""
     kind = exports.kind_of(at.site, at.lock, at.node.name)
     if kind is None:
-        return unknown(f"the hardware of {at.node.name} is in neither site file nor lock file")
+        return unknown(
+            f"the hardware of {at.node.name} is in neither site file nor lock file",
+            action=f"is {lock_path(at.site).name} missing beside {at.site.path}? bring it back, or have it written by "
+            "`provision apply`; or write what `provision discover` says into the site file",
+            source=str(lock_path(at.site)),
+        )
     try:
         measured = lint.parse_slurmd_c(_ask(at.host, "slurmd -C"))
     except (_NoAnswer, ValueError) as error:
