@@ -173,7 +173,7 @@ def health_agent(now: float, *, sick: bool) -> str:
         Finding(PASS, "gpu-count", "node"),
         *([Finding(FAIL, "xid", "GPU 3", action="reset")] if sick else []),
     ]
-    return health.text(Device("node", {"gpus": gpus}), found, 0.5, now)
+    return health.text(Device("node", {"gpus": gpus}), found, 0.5, now, {"slurm": True})
 
 
 def slurm_exporter(names: Sequence[str]) -> str:

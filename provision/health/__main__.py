@@ -6,6 +6,7 @@ provision-health prolog | epilog              before and after a job: quick, nev
 provision-health watch                        for a timer: reads, mends, writes metrics
 provision-health acknowledge [reset]          what was reported is dealt with (reset: GPUs were reset for it)
 provision-health history                      past verdicts, a line each time one changed
+provision-health kubernetes                   what the API server has of this node's condition, as JSON
 provision-health record FILE                  write what can be read of this node to a file
 provision-health judge FILE                   judge such a file, here or elsewhere
 provision-health compile FILE                 write this program with byte code for this Python
@@ -38,6 +39,17 @@ PROLOG = (
     "device-files",
     "libraries",
 )
+VERBS = (
+    "check",
+    "slurm",
+    "prolog",
+    "epilog",
+    "watch",
+    "acknowledge",
+    "history",
+    "kubernetes",
+    "record",
+)
 EPILOG = (*PROLOG, "left-over", "device-holders", "shared-memory", "slurm-memory")
 
 
@@ -57,7 +69,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     if verb == "judge" and len(options) == 1:
         return _judge(options[0])
-    if verb not in ("check", "slurm", "prolog", "epilog", "watch", "acknowledge", "history", "record"):
+    if verb not in VERBS:
         print(__doc__, file=sys.stdout if verb in ("--help", "-h", "help") else sys.stderr)
         return 0 if verb in ("--help", "-h", "help") else 2
     from provision.health import agent
@@ -74,6 +86,8 @@ def _verb(verb: str, options: list[str], config: Any) -> int:
 
     if verb == "record" and len(options) == 1:
         return _record(agent.read(config, full=True, scheduler=True), options[0])
+    if verb == "kubernetes":
+        return _kubernetes(config)
     with agent.remembered() as state:
         if verb == "acknowledge":
             fresh = memory.acknowledge(state, options[0] if options else "look")
@@ -93,14 +107,14 @@ def _verb(verb: str, options: list[str], config: Any) -> int:
             said = act.fix(outcome)
             if said:
                 outcome = agent.examine(config, state, full=full, scheduler=verb == "slurm", only=only)
-            said += _told_slurm(config, outcome) if verb == "slurm" and config.slurm else []
+        said += _told(config, state, verb, outcome)
         state["refused"] = (
             outcome.decision.drain if verb in ("prolog", "epilog") else state.get("refused", False)
         )
     for line in said:
         print(f"provision-health: {line}", file=sys.stderr)
     if config.textfile is not None and verb in ("slurm", "watch"):
-        agent.write_metrics(config.textfile, outcome)
+        agent.write_metrics(config.textfile, outcome, agent.schedulers(config, state))
     _print(outcome, said, as_json="--json" in options)
     if verb in ("prolog", "epilog"):
         # an exit status makes Slurm drain the node: a failure does, and a node that was unreadable too often
@@ -121,15 +135,43 @@ def _settled(config: Any, state: dict[str, Any], outcome: Any, only: Any) -> Any
     return outcome
 
 
-def _told_slurm(config: Any, outcome: Any) -> list[str]:
-    from provision.health import act
+def _told(config: Any, state: dict[str, Any], verb: str, outcome: Any) -> list[str]:
+    """Tell the scheduler that this verb is for; what was done. An alert is remembered until it is told."""
+    from provision.health import act, kubeconfig, kubernetes
     from provision.health.sources.programs import Failed
 
+    acting, untold = act.may(config), state.setdefault("untold", {})
+    if verb == "slurm" and config.slurm:
+        scheduler = "slurm"
+    elif verb == "watch" and config.kubernetes is not None:
+        scheduler = "kubernetes"
+    else:
+        return []
+    untold.pop(scheduler, None)
     try:
-        said = act.slurm(config, outcome)
-    except (Failed, OSError) as error:
-        said = f"ALERT: Slurm could not be told: {error}"
+        if scheduler == "kubernetes":
+            said = kubernetes.tell(config.kubernetes, outcome.decision, acting=acting)
+        else:
+            said = act.slurm(config, outcome) if acting else ""
+    except (Failed, OSError, kubernetes.ApiError, kubeconfig.KubeconfigError) as error:
+        said = f"ALERT: {scheduler} could not be told: {error}"
+    if said.startswith("ALERT"):
+        untold[scheduler] = said
     return [said] if said else []
+
+
+def _kubernetes(config: Any) -> int:
+    from provision.health import kubeconfig, kubernetes
+
+    if config.kubernetes is None:
+        print("error: the site file names no Kubernetes for this node: health.kubernetes", file=sys.stderr)
+        return 2
+    try:
+        print(json.dumps(kubernetes.asked(config.kubernetes, time.time())))
+    except (kubernetes.ApiError, kubeconfig.KubeconfigError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 def _print(outcome: Any, said: list[str], *, as_json: bool) -> None:

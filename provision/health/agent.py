@@ -17,6 +17,7 @@ from provision.health import decide, memory, metrics
 from provision.health.catalogue import judge
 from provision.health.decide import Decision
 from provision.health.finding import FAIL, Finding
+from provision.health.kubernetes import Settings as Kubernetes
 from provision.health.limits import Limits, load
 from provision.health.readings import Absent, Device
 from provision.health.sources import Source, collect, machine, programs
@@ -38,6 +39,7 @@ class Config:
     textfile: Path | None = None
     act: bool = False
     slurm: bool = False
+    kubernetes: Kubernetes | None = None
     mounts: tuple[str, ...] = ("/",)
 
     @property
@@ -60,6 +62,7 @@ def configured(path: Path = CONFIG) -> Config:
             textfile=Path(told["textfile"]) if told.get("textfile") else None,
             act=bool(told.get("act", False)),
             slurm=bool(told.get("slurm", False)),
+            kubernetes=_kubernetes(told.get("kubernetes")),
             mounts=tuple(told.get("mounts", ["/"])),
         )
     except FileNotFoundError:
@@ -68,6 +71,10 @@ def configured(path: Path = CONFIG) -> Config:
         raise ConfigError(
             f"{path}: not a configuration: {error!r}; run `provision apply -c health`"
         ) from error
+
+
+def _kubernetes(told: Any) -> Kubernetes | None:
+    return Kubernetes(Path(told["kubeconfig"]), told["node"], told.get("taint")) if told else None
 
 
 def cannot(path: Path = LIMITS) -> dict[str, str]:
@@ -233,9 +240,15 @@ def _asked(findings: list[Finding], node: Device) -> list[str]:
     )
 
 
-def write_metrics(path: Path, outcome: Outcome) -> None:
-    """Replace the exporter's file, whole or not at all. Raises OSError."""
+def schedulers(config: Config, state: Mapping[str, Any]) -> dict[str, bool]:
+    """Scheduler -> whether it knows what was decided last."""
+    named = {"slurm": config.slurm, "kubernetes": config.kubernetes is not None}
+    return {name: name not in state.get("untold", {}) for name, here in named.items() if here}
+
+
+def write_metrics(path: Path, outcome: Outcome, told: Mapping[str, bool]) -> None:
+    """Replace the exporter's file, whole or not at all; told: of `schedulers`. Raises OSError."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(metrics.text(outcome.node, outcome.findings, outcome.seconds, time.time()))
+    beside.write_text(metrics.text(outcome.node, outcome.findings, outcome.seconds, time.time(), told))
     beside.chmod(0o644)
     os.replace(beside, path)

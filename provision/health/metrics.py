@@ -27,8 +27,10 @@ GPU_VALUES = {
 }
 
 
-def text(node: Device, findings: Sequence[Finding], seconds: float, now: float) -> str:
-    """The whole file."""
+def text(
+    node: Device, findings: Sequence[Finding], seconds: float, now: float, told: Mapping[str, bool]
+) -> str:
+    """The whole file; told: scheduler -> whether it knows what was decided."""
     lines: list[str] = []
     verdict = worst(finding.verdict for finding in findings)
     _metric(
@@ -47,6 +49,12 @@ def text(node: Device, findings: Sequence[Finding], seconds: float, now: float) 
     _metric(lines, "provision_health_findings", "Findings by verdict", counts)
     _metric(lines, "provision_health_seconds", "How long the last reading took", [({}, round(seconds, 3))])
     _metric(lines, "provision_health_timestamp_seconds", "When it was", [({}, round(now, 3))])
+    _metric(
+        lines,
+        "provision_health_scheduler_told",
+        "1 where the scheduler knows what was decided",
+        [({"scheduler": name}, int(known)) for name, known in told.items()],
+    )
     unsupported = 0
     for name, (metric, help_) in GPU_VALUES.items():
         samples = []

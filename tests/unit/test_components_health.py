@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from provision.components.health import checks, exports
 from provision.components.slurm import exports as slurm
 from provision.engine.remote import Output, RemoteError
+from provision.health import agent, kubernetes
 from provision.profiles import distribution
 from provision.report.model import Document, NodeResult, Verdict
 from provision.site.lock import Lock
@@ -91,6 +93,24 @@ def test_slurm_calls_the_agent_where_health_is_named_and_a_program_of_the_site_w
     assert program(scheduler={"slurm": {"health_check": "/usr/sbin/nhc"}}) == [
         "HealthCheckProgram=/usr/sbin/nhc"
     ]
+
+
+def test_kubernetes_is_told_by_the_kubelets_own_access_where_the_site_wants_it(tmp_path: Path) -> None:
+    assert config(make_site(tmp_path), "g1")["kubernetes"] is None
+    assert config(make_site(tmp_path, {"kubernetes": {}}), "g1")["kubernetes"] == {
+        "kubeconfig": "/etc/kubernetes/kubelet.conf",
+        "node": "g1",
+        "taint": None,
+    }
+    own = {"kubeconfig": "/etc/provision/health.kubeconfig", "node": "g1.example", "taint": "NoSchedule"}
+    assert config(make_site(tmp_path, {"kubernetes": own}), "g1")["kubernetes"] == own
+    path = tmp_path / "health.json"
+    path.write_text(json.dumps(config(make_site(tmp_path, {"kubernetes": own}), "g1")))
+    assert agent.configured(path).kubernetes == kubernetes.Settings(
+        Path(own["kubeconfig"]), "g1.example", "NoSchedule"
+    )
+    with pytest.raises(ValidationError, match="an absolute path on the node"):
+        make_site(tmp_path, {"kubernetes": {"kubeconfig": "kubelet.conf"}})
 
 
 def test_what_is_left_out_is_not_expected(tmp_path: Path) -> None:
@@ -254,6 +274,21 @@ def target(tmp_path: Path, host: Host, health: dict[str, Any] | None = None) -> 
 )
 def test_checks_of_the_agent(tmp_path: Path, check: Any, host: Host, verdict: Verdict) -> None:
     assert check.run(target(tmp_path, host)).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("host", "verdict"),
+    [
+        (Host(0, '{"seconds": 200}'), Verdict.PASS),
+        (Host(0, '{"seconds": 1000}'), Verdict.FAIL),
+        (Host(0, '{"seconds": null}'), Verdict.FAIL),
+        (Host(0, "{}"), Verdict.UNKNOWN),
+        (Host(1, "", "error: https://192.0.2.1:6443: 403: forbidden"), Verdict.UNKNOWN),
+    ],
+)
+def test_kubernetes_has_heard_of_the_node_lately(tmp_path: Path, host: Host, verdict: Verdict) -> None:
+    assert checks.kubernetes.run(target(tmp_path, host, {"kubernetes": {}})).verdict is verdict
+    assert checks.kubernetes.run(target(tmp_path, host)).verdict is Verdict.SKIP
 
 
 def test_an_agent_that_only_tells_need_not_act(tmp_path: Path) -> None:

@@ -410,7 +410,7 @@ def test_metrics_hold_numbers_alone_and_every_series_once(tmp_path: Path) -> Non
     broken["gpus"][1].values["power.draw"] = 61.2
     broken.values["own_name"] = ""
     outcome = examined(tmp_path, broken)
-    agent.write_metrics(tmp_path / "health.prom", outcome)
+    agent.write_metrics(tmp_path / "health.prom", outcome, {"slurm": True, "kubernetes": False})
     lines = (tmp_path / "health.prom").read_text().splitlines()
     samples = [line for line in lines if not line.startswith("#")]
     for sample in samples:
@@ -418,12 +418,13 @@ def test_metrics_hold_numbers_alone_and_every_series_once(tmp_path: Path) -> Non
     assert len({sample.rpartition(" ")[0] for sample in samples}) == len(samples)
     assert 'provision_gpu_power_watts{gpu="1",uuid="GPU-1"} 61.2' in samples
     assert 'provision_health{verdict="fail"} 1' in samples
+    assert 'provision_health_scheduler_told{scheduler="kubernetes"} 0' in samples
     assert any('check="own-name"' in sample for sample in samples)
 
 
 @given(st.text())
 def test_no_label_breaks_a_line_of_metrics(text: str) -> None:
-    told = metrics.text(Device("n", {}), [Finding(FAIL, "xid", text, action="drain")], 0.1, 1.0)
+    told = metrics.text(Device("n", {}), [Finding(FAIL, "xid", text, action="drain")], 0.1, 1.0, {})
     assert all(line.startswith(("#", "provision_")) for line in told.split("\n") if line)
 
 
@@ -543,6 +544,9 @@ def test_the_agent_is_one_file_that_any_python_runs_and_starts_quickly_once_comp
 
 STANDARD = {
     "__future__",
+    "base64",
+    "binascii",
+    "calendar",
     "collections",
     "contextlib",
     "ctypes",

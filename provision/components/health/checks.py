@@ -52,6 +52,26 @@ def acts(at: Target) -> Found:
     return Found(Verdict.PASS, "acting", "acting", source=exports.OFF)
 
 
+@check("health-kubernetes")
+def kubernetes(at: Target) -> Found:
+    """The API server has heard from this node's agent within three of its intervals."""
+    settings = at.settings(HealthSettings)
+    if settings.kubernetes is None:
+        return skip("Kubernetes is not told: health.kubernetes is not in the site file")
+    command = f"{exports.COMPILED} kubernetes"
+    answer = at.host.run(command)
+    if answer.rc != 0:
+        return unknown(answer.stderr.strip() or f"exit {answer.rc}", source=command)
+    try:
+        told = json.loads(answer.stdout)
+        age = told["seconds"]
+    except (ValueError, KeyError, TypeError) as error:
+        return unknown(f"{answer.stdout.strip()[:200]!r}: {error!r}", source=command)
+    heard = "no such condition" if age is None else f"{age} s ago"
+    read = "recent" if age is not None and age <= 3 * settings.interval else heard
+    return expect(read, "recent", action=f"journalctl -u {exports.UNIT}", source=command)
+
+
 @check("node-health")
 def node_health(at: Target) -> Found:
     """What the agent says of its node, now."""

@@ -85,11 +85,19 @@ def config_json(site: Site, lock: Lock, node: Node, profile: Distribution, limit
         "node": node.name,
         "act": settings.act,
         "slurm": site.enabled("slurm") and node.has("worker"),
+        "kubernetes": _kubernetes(node, settings),
         "textfile": f"{textfiles}/{TEXTFILE}" if site.enabled("prometheus") else None,
         "mounts": ["/", *storage.mounted(site, node, limits)],
         "expect": expectations(site, lock, node, profile),
     }
     return json.dumps(document, indent=1, sort_keys=True) + "\n"
+
+
+def _kubernetes(node: Node, settings: HealthSettings) -> dict[str, str | None] | None:
+    found = settings.kubernetes
+    if found is None:
+        return None
+    return {"kubeconfig": found.kubeconfig, "node": found.node or node.name, "taint": found.taint}
 
 
 def wrapper(verb: str) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import re
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from provision.site.base import Settings
+from provision.site.base import Settings, matches
 
 
 class Roce(Settings):
@@ -18,12 +19,23 @@ class Roce(Settings):
     pfc: str | None = None  # priorities with pause frames: "0,0,0,1,0,0,0,0"
 
 
+class Kubernetes(Settings):
+    """Where nodes tell Kubernetes of their health."""
+
+    kubeconfig: Annotated[str, matches(re.compile(r"/\S+"), "an absolute path on the node")] = (
+        "/etc/kubernetes/kubelet.conf"
+    )
+    taint: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None  # left out: a condition alone
+    node: str | None = None  # its name in Kubernetes, where that is another one
+
+
 class HealthSettings(Settings):
     """The part of a site file that describes health: what the agent may do, and what this site's nodes have."""
 
     act: bool = True  # mend, drain, resume; false: only tell
     interval: int = Field(300, ge=60)  # seconds between two readings by the timer
     services: list[str] = Field(default_factory=list)  # besides those of the components on the node
+    kubernetes: Kubernetes | None = None  # left out: it is told nothing
     thresholds: dict[str, float] = Field(default_factory=dict)  # names in profiles/health.json
     ports: dict[str, float] = Field(
         default_factory=dict
@@ -42,5 +54,5 @@ class HealthSettings(Settings):
 
     def expectations(self) -> dict[str, Any]:
         """What the agent compares with, without what is left out."""
-        kept = self.model_dump(exclude={"act", "interval", "services"}, exclude_none=True)
+        kept = self.model_dump(exclude={"act", "interval", "services", "kubernetes"}, exclude_none=True)
         return {name: value for name, value in kept.items() if value not in ({}, False)}
