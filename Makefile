@@ -13,6 +13,7 @@ PYTEST := $(BIN)/python -m pytest
 PROVISION := $(BIN)/provision
 SITE ?= inventories/lab.yml
 WORKERS ?=
+PYTHON ?= python3.9
 MIRROR ?=
 lab_options = $(if $(WORKERS),--workers $(WORKERS)) $(if $(MIRROR),--mirror $(MIRROR))
 
@@ -49,6 +50,13 @@ test: root setup lint ## All that a change must pass: lint, unit tests, the lab 
 .PHONY: test-unit
 test-unit: setup ## Unit tests only: no root, no network
 	@$(PYTEST) tests/unit
+
+.PHONY: test-agent
+test-agent: ## The health agent's tests by another Python, as nodes have it (PYTHON=python3.9)
+	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT
+	$(PYTHON) -m venv "$$folder"
+	"$$folder/bin/pip" install -q pytest hypothesis nvidia-ml-py pyyaml
+	"$$folder/bin/python" -m pytest -p no:cacheprovider tests/unit/test_health_*.py
 
 .PHONY: test-lab
 test-lab: root setup ## Tests on nodes of the lab, all of them
