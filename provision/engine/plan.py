@@ -50,6 +50,20 @@ def hindrance(step: Step, undone: Mapping[str, str]) -> str | None:
     return next((undone[component] for component in needed if component in undone), None)
 
 
+def not_yet(
+    site: Site, node: Node, step: Step, brought: Collection[str], running: Collection[str] | None
+) -> list[str]:
+    """The components that `step` comes after on its own node and that nobody has brought there.
+
+    `brought` are those of earlier runs, `running` those of this one (None: all).
+    """
+    if running is None:
+        return []
+    here = {each.component for each in registry.steps_for(site, node)}
+    before = dict.fromkeys([BASE, *(edge.component for edge in step.after if edge.role == "self")])
+    return [name for name in before if name in here and name not in {step.component, *brought, *running}]
+
+
 def make_plan(site: Site, nodes: Collection[Node], components: Collection[str] | None = None) -> Plan:
     """The plan for `nodes`, of all named components or of `components` alone. Raises PlanError."""
     for name in components or ():

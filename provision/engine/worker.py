@@ -36,7 +36,7 @@ from provision.engine.connector import NodeConnector  # noqa: E402
 from provision.engine.deploy import Context, Step  # noqa: E402
 from provision.engine.job import Job, own_output, take_over  # noqa: E402
 from provision.engine.manifest import merged, remove_stale, united, write_manifest  # noqa: E402
-from provision.engine.plan import Plan, hindrance, make_plan  # noqa: E402
+from provision.engine.plan import Plan, hindrance, make_plan, not_yet  # noqa: E402
 from provision.engine.playbook import hook_nodes  # noqa: E402
 from provision.engine.record import OperationFailed, Recorder, Stopped  # noqa: E402
 from provision.engine.remote import RemoteError, RootShell, connect  # noqa: E402
@@ -277,6 +277,7 @@ class Worker:
 
         def lose(step: Step, failure: OperationFailed) -> None:
             nonlocal failed
+            failure.advice = self._with_what_lacks(failure.advice, name, step, facts)
             failed = failed or failure
             undone[step.component] = f"blocked by {step.name}: it failed on this node"
             self._settle(name, step.name, Done(False))
@@ -328,6 +329,20 @@ class Worker:
         if failed is not None:
             raise failed
         return next(iter(undone.values()), None)
+
+    def _with_what_lacks(
+        self, advice: str | None, name: str, step: Step, facts: preflight.Facts
+    ) -> str | None:
+        """The advice on a step that has failed, with the components that a run of some was begun without."""
+        site = self.job.site
+        lacking = not_yet(site, site.nodes[name], step, facts.manifest, self.job.components)
+        if not lacking:
+            return advice
+        wanted = " ".join(f"--component {each}" for each in lacking)
+        said = (
+            f"{step.component} comes after {', '.join(lacking)}, not brought to this node yet: add {wanted}"
+        )
+        return f"{said}; {advice}" if advice else said
 
     def _hooks(self, component: str, when: Literal["before", "after"], host: Any, recorder: Recorder) -> None:
         """Have the site file's playbooks around `component` run on this node, by the controller."""

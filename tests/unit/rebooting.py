@@ -2,8 +2,8 @@
 
     python -m tests.unit.rebooting <scenario.json >what-happened.json
 
-The scenario: {"ask": {"ssh": "once" | "always" | "fail"}, "reboot": true, "admitted": []}. The node is a session that
-answers every command and has another boot id each time it is connected to.
+The scenario: {"ask": {"ssh": "once" | "always" | "fail"}, "reboot": true, "admitted": [], "components": null}. The node
+is a session that answers every command and has another boot id each time it is connected to.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ def site() -> Site:
     document = {
         "cluster": "tiny",
         "groups": {"head": {"hosts": "h1", "roles": ["head"]}, "gpu": {"hosts": NODE, "roles": ["worker"]}},
+        "ssh": {},
     }
     return Site.from_file(SiteFile.model_validate(document), Path("tiny.yml"))
 
@@ -86,7 +87,18 @@ def happen(scenario: dict[str, Any]) -> dict[str, Any]:
 
         return Step(component, "worker", run)
 
-    job = Job("r1", "ops@desk", site(), Lock(), [NODE], [NODE], None, False, False, reboot=scenario["reboot"])
+    job = Job(
+        "r1",
+        "ops@desk",
+        site(),
+        Lock(),
+        [NODE],
+        [NODE],
+        scenario["components"],
+        False,
+        False,
+        reboot=scenario["reboot"],
+    )
     worker = engine.Worker(job, told)
     worker.plan = Plan({NODE: tuple(step(component) for component in COMPONENTS)})
     worker.board.give_admitted(frozenset(scenario["admitted"]))
@@ -98,17 +110,18 @@ def happen(scenario: dict[str, Any]) -> dict[str, Any]:
     recorder = Recorder(NODE, worker.emit, False)
     host.connector.attach(recorder, debian, {})
     facts = preflight.Facts(debian, {}, Hardware(sockets=1, cores=2, threads=1, memory=2048), {}, {})
-    failure, blocked = None, None
+    failure, advice, blocked = None, None, None
     with ctx_state.use(worker.state), ctx_host.use(host):
         try:
             blocked = worker._steps(host, recorder, facts)
         except OperationFailed as error:
-            failure = str(error)
+            failure, advice = str(error), error.advice
     worker._tell()
     events = [json.loads(line) for line in told.getvalue().splitlines()]
     return {
         "ran": ran,
         "failure": failure,
+        "advice": advice,
         "blocked": blocked,
         "holder": host.connector.shell.holder,
         "told": [e["text"] for e in events if e.get("event") in ("reboot", "warning")],

@@ -78,6 +78,25 @@ def test_components_that_are_not_there_are_refused_before_any_node_is_touched(
         planning.make_plan(SITE, list(SITE.nodes.values()), ["slurm"])
 
 
+def test_what_a_run_of_some_components_was_begun_without_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Site.from_file(
+        SiteFile.model_validate({**SITE.file.model_dump(exclude_unset=True), "monitoring": {}}), SITE.path
+    )
+    node = site.nodes["gpu-1"]
+    (exporter,) = (step for step in registry.steps("prometheus") if step.role == "*")
+    assert planning.not_yet(site, node, exporter, [], ["prometheus"]) == ["base", "certificates"]
+    assert planning.not_yet(site, node, exporter, ["base"], ["prometheus"]) == ["certificates"]
+    assert planning.not_yet(site, node, exporter, ["base"], ["prometheus", "certificates"]) == []
+    assert planning.not_yet(site, node, exporter, [], None) == []
+    elsewhere = make("time", "worker", ("time", "head"), ("munge", "self"))  # munge is not in this site
+    assert planning.not_yet(site, node, elsewhere, ["base"], ["time"]) == []
+
+
+@pytest.mark.parametrize("component", ["prometheus", "logs", "grafana"])
+def test_what_answers_by_tls_comes_after_its_certificate(component: str) -> None:
+    assert all(Edge("certificates", "self") in step.after for step in registry.steps(component))
+
+
 def test_behind_a_failed_component_only_what_needs_it_is_blocked() -> None:
     storage = {"storage": "blocked by storage:*: it failed"}
     assert planning.hindrance(make("slurm", "worker", ("slurm", "head"), ("storage", "self")), storage)

@@ -84,9 +84,15 @@ def test_a_node_whose_boot_id_cannot_be_read_is_not_rebooted() -> None:
 # What a worker does around it
 
 
-def happened(*, reboot: bool = True, admitted: tuple[str, ...] = (), **ask: str) -> dict[str, Any]:
+def happened(
+    *,
+    reboot: bool = True,
+    admitted: tuple[str, ...] = (),
+    components: list[str] | None = None,
+    **ask: str,
+) -> dict[str, Any]:
     """What came of a node of base and ssh (one stage), then nvidia, where some ask for a reboot."""
-    scenario = {"ask": ask, "reboot": reboot, "admitted": admitted}
+    scenario = {"ask": ask, "reboot": reboot, "admitted": admitted, "components": components}
     done = subprocess.run(
         [sys.executable, "-m", "tests.unit.rebooting"],
         input=json.dumps(scenario),
@@ -144,3 +150,13 @@ def test_a_node_that_must_not_reboot_is_told_of_it_and_goes_on(keep: dict[str, A
     found = happened(ssh="once", **keep)
     assert found["told"] == [f"must be rebooted ({why}): ssh needs it"]
     assert found["ran"] == ["base in boot 1", "ssh in boot 1", "nvidia in boot 1"]
+
+
+# and around a failure
+
+
+def test_a_run_of_one_component_that_fails_names_what_it_was_begun_without() -> None:
+    """Here on a node that base has never been brought to."""
+    found = happened(components=["ssh"], ssh="fail")
+    assert found["advice"] == "ssh comes after base, not brought to this node yet: add --component base"
+    assert happened(ssh="fail")["advice"] is None

@@ -9,7 +9,7 @@ from provision.engine import ops
 from provision.engine.deploy import Context, step
 
 
-@step("monitor", after=[("prometheus", "self")])
+@step("monitor", after=[("certificates", "self"), ("prometheus", "self")])
 def monitor(on: Context) -> None:
     if on.node.name != exports.first_monitor(on.site).name:
         return

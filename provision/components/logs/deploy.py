@@ -9,7 +9,7 @@ from provision.engine import ops
 from provision.engine.deploy import Context, step
 
 
-@step("monitor")
+@step("monitor", after=[("certificates", "self")])
 def receive(on: Context) -> None:
     gathers = exports.collector(on.site)
     if gathers is None or gathers.name != on.node.name:
@@ -31,7 +31,7 @@ def receive(on: Context) -> None:
     ops.unit(exports.KEEPER, reads=list(units))
 
 
-@step("*")
+@step("*", after=[("certificates", "self")])
 def send(on: Context) -> None:
     to = exports.collector(on.site)
     if to is None or to.name == on.node.name:  # its own journal lies beside the gathered ones

@@ -12,7 +12,7 @@ from provision.engine.deploy import Context, step
 _GROUP = "prometheus"  # whom the packages run the services of the family as
 
 
-@step("*")
+@step("*", after=[("certificates", "self")])
 def exporter(on: Context) -> None:
     unit, binary = on.profile.unit("node-exporter"), on.profile.path("node-exporter")
     textfiles = on.profile.path("node-exporter.textfiles")
@@ -49,7 +49,7 @@ def _storage_units(on: Context) -> list[str]:
     return [*mounts, f"{on.profile.unit(serving)}.service"] if serving else mounts
 
 
-@step("monitor")
+@step("monitor", after=[("certificates", "self")])
 def monitor(on: Context) -> None:
     _alertmanager(on)
     _server(on)
