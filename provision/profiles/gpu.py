@@ -61,6 +61,9 @@ class Peak(Settings):
     fp8: float | None = Field(None, gt=0)
     memory: float = Field(gt=0)
     pcie: float = Field(gt=0)  # one way
+    bridge: float | None = Field(
+        None, ge=0
+    )  # NVLink bridge, one way; 0: this model takes none; None: not known
     source: str = Field(min_length=10)
 
 

@@ -145,6 +145,38 @@ def test_more_than_the_hardware_can_do_is_a_wrong_measurement() -> None:
     assert bandwidth(between(H100, 1, 1000))[0] is Verdict.UNKNOWN
 
 
+@pytest.mark.parametrize(
+    ("model", "possible", "beyond", "ceiling"),
+    [
+        ("NVIDIA L40S", 26, 60, "31.5"),  # PCIe: it takes no bridge
+        ("NVIDIA H100 PCIe", 256, 400, "300"),
+        ("NVIDIA H200 NVL", 400, 600, "450"),
+    ],
+)
+def test_what_cards_can_do_is_known_also_where_no_limit_is(
+    model: str, possible: float, beyond: float, ceiling: str
+) -> None:
+    def run(gbs: float) -> tuple[Judgement, Judgement]:
+        row = {"source": 0, "target": 1, "bytes": GIB, "seconds": 0.1, "gbs": gbs, "wrong": 0}
+        pair = judged(document(model, 2, 1, pairs=[row]), gpus=2, nodes=1)
+        whole = judged(document(model, 2, 1, collectives=all_reduce(gbs, 2)), gpus=2, nodes=1)
+        return pair, whole
+
+    pair, whole = run(beyond)
+    for judgement, check in ((pair, "peer-speed"), (whole, "collective-bandwidth")):
+        (finding,) = found(judgement, check)
+        assert finding.verdict is Verdict.UNKNOWN
+        assert f"above {ceiling}, which {model} cannot exceed" in str(finding.why)
+    pair, whole = run(possible)
+    assert found(pair, "peer-speed")[0].verdict is Verdict.SKIP
+    assert "no limit known" in str(found(whole, "collective-bandwidth")[0].why)
+    assert whole.verdict is Verdict.UNKNOWN  # no measured number, no pass
+
+
+def test_where_nobody_says_what_a_bridge_carries_there_is_no_ceiling() -> None:
+    assert bandwidth(between("NVIDIA A30", 1, 150))[1].startswith("no limit known")
+
+
 def test_a_number_of_every_kind_is_judged_where_a_limit_is_known() -> None:
     copies = [
         {"rank": 0, "kind": kind, "place": place, "numa_node": 0, "bytes": GIB, "seconds": 1.0, "gbs": gbs, "wrong": 0}
