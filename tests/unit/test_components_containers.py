@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -179,10 +181,13 @@ def test_settings_that_are_refused(containers: dict[str, Any]) -> None:
 # Checks, with stand-ins for a node's commands
 
 INFO = {"LiveRestoreEnabled": True, "CgroupDriver": "systemd", "ServerErrors": None}
+MOUNTED = '{"kind": "nvidia.com/gpu", "containerEdits": {"mounts": [{"containerPath": "/etc/nccl.conf"}]}}'
 OURS = exports.merged(None, exports.daemon(PLAIN))
 
 
-def found(name: str, answers: dict[str, tuple[int, str]], **containers: Any) -> Verdict:
+def found(
+    name: str, answers: dict[str, tuple[int, str]], *, fabric: bool = True, **containers: Any
+) -> Verdict:
     def run(command: str, *arguments: str) -> Any:
         for key, (rc, out) in answers.items():
             if key in command:
@@ -190,7 +195,10 @@ def found(name: str, answers: dict[str, tuple[int, str]], **containers: Any) -> 
         raise AssertionError(f"not expected: {command}")
 
     wanted = ContainersSettings.model_validate(containers or {"docker": {}, "enroot": {}})
-    site = SimpleNamespace(settings=lambda component, node, kind: wanted)
+    site = SimpleNamespace(
+        settings=lambda component, node, kind: wanted,
+        enabled=lambda component: component == "fabric" and fabric,
+    )
     node = Node("g1", "gpu", frozenset({"worker"}), access=None, gpu=Gpu(model="h100-sxm", count=8))  # type: ignore[arg-type]
     (check,) = (check for check in registry.checks("containers") if check.name == name)
     return check.run(Target(site, node, "containers", None, None, SimpleNamespace(run=run))).verdict  # type: ignore[arg-type]
@@ -220,6 +228,11 @@ def found(name: str, answers: dict[str, tuple[int, str]], **containers: Any) -> 
         ("gpus-in-containers", {"cat ": (0, "580.126.20\npath: /usr/lib/libcuda.so.570.195.03\n")}, Verdict.FAIL),
         ("gpus-in-containers", {"cat ": (1, "no such file")}, Verdict.FAIL),
         ("gpus-in-containers", {"cat ": (127, "cat: not found")}, Verdict.UNKNOWN),
+        ("nccl-in-containers", {"/run/cdi": (0, MOUNTED), "mounts.d": (0, exports.enroot_nccl())}, Verdict.PASS),
+        ("nccl-in-containers", {"/run/cdi": (0, "{}"), "mounts.d": (0, exports.enroot_nccl())}, Verdict.FAIL),
+        ("nccl-in-containers", {"/run/cdi": (0, MOUNTED), "mounts.d": (0, "/etc/hosts /etc/hosts\n")}, Verdict.FAIL),
+        ("nccl-in-containers", {"/run/cdi": (1, "no specification of GPUs"), "mounts.d": (0, "")}, Verdict.UNKNOWN),
+        ("nccl-in-containers", {"/run/cdi": (0, MOUNTED), "mounts.d": (1, "cat: no such file")}, Verdict.UNKNOWN),
     ],
 )  # fmt: skip
 def test_checks(check: str, answers: dict[str, tuple[int, str]], verdict: Verdict) -> None:
@@ -229,6 +242,45 @@ def test_checks(check: str, answers: dict[str, tuple[int, str]], verdict: Verdic
 @pytest.mark.parametrize("name", ["docker-answers", "docker-one", "enroot-paths", "user-namespaces"])
 def test_what_is_not_named_is_not_looked_at(name: str) -> None:
     assert found(name, {}, toolkit=False) is Verdict.SKIP
+
+
+def test_what_nccl_is_told_is_looked_for_in_each_engine_that_is_named() -> None:
+    bound = {"apptainer": (0, "/etc/localtime,/etc/nccl.conf\n")}
+    assert found("nccl-in-containers", bound, apptainer={}) is Verdict.PASS
+    assert found("nccl-in-containers", {"apptainer": (0, "/etc/hosts\n")}, apptainer={}) is Verdict.FAIL
+    assert found("nccl-in-containers", {}, apptainer={}, fabric=False) is Verdict.SKIP
+    assert found("nccl-in-containers", {}, toolkit=False, docker={}) is Verdict.SKIP
+    assert checks.judge_nccl({"Enroot": "/opt/etc/nccl.conf /etc/hosts none bind"}).verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize("nccl", [True, False])
+def test_the_specification_of_gpus_has_the_configuration_of_nccl_where_there_is_one(
+    nccl: bool, tmp_path: Path
+) -> None:
+    """With a stand-in for nvidia-ctk; a second time there is nothing to do, and the other way it is made anew."""
+    generated = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [{"name": "0", "containerEdits": {}}],
+                 "containerEdits": {"mounts": [{"hostPath": "/usr/lib/libcuda.so.580.126.20"}]}}  # fmt: skip
+    ctk = tmp_path / "nvidia-ctk"
+    ctk.write_text(f"#!/bin/sh\ncat >\"${{3#--output=}}\" <<'E'\n{json.dumps(generated)}\nE\n")
+    ctk.chmod(0o755)
+    (tmp_path / "version").write_text("580.126.20\n")
+
+    def run(script: str) -> int:
+        for path, instead in (("/etc/cdi", f"{tmp_path}/cdi"), ("/sys/module/nvidia", str(tmp_path))):
+            script = script.replace(path, instead)
+        environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        return subprocess.run(["sh", "-c", script], env=environment, check=False).returncode
+
+    assert run(exports.cdi_test(nccl)) == 1
+    assert run(exports.cdi_make(nccl)) == 0
+    assert run(exports.cdi_test(nccl)) == 0
+    assert run(exports.cdi_test(not nccl)) == 1
+    written = json.loads((tmp_path / "cdi/nvidia.yaml").read_text())
+    mounts = [mount.get("containerPath") for mount in written["containerEdits"]["mounts"]]
+    assert mounts == [None, *(["/etc/nccl.conf"] if nccl else [])]
+    assert written["devices"] == generated["devices"]
+    (tmp_path / "version").write_text("590.10.01\n")
+    assert run(exports.cdi_test(nccl)) == 1
 
 
 def test_containers_that_a_restart_would_end_are_told() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 
 from provision.components.containers import exports
 from provision.components.containers.settings import ContainersSettings
+from provision.components.fabric.exports import NCCL
 from provision.report.model import Verdict
 from provision.verify.check import Found, Target, check, skip, unknown
 
@@ -173,4 +176,46 @@ def gpus(at: Target) -> Found:
         f"of {version}",
         None if right else "run `provision apply`",
         source=exports.CDI,
+    )
+
+
+# Of specifications for the same devices the one in /run wins: the toolkit's own service writes there.
+_OF_CDI = (
+    "for f in /run/cdi/*.yaml /run/cdi/*.json /etc/cdi/*.yaml /etc/cdi/*.json; do "
+    'if grep -qs nvidia.com/gpu "$f"; then cat "$f"; exit 0; fi; done; echo \'no specification of GPUs\' >&2; exit 1'
+)
+
+
+@check("nccl-in-containers", role="worker")
+def nccl(at: Target) -> Found:
+    """Each engine shows its containers the node's configuration of NCCL, which else chooses by itself there."""
+    wanted = at.settings(ContainersSettings)
+    if not at.site.enabled("fabric") or at.node.gpu is None:
+        return skip("no GPUs, or no fabric whose settings NCCL is told")
+    commands = {}
+    if (wanted.docker or wanted.podman) and wanted.toolkit and at.limited("module:nvidia") is None:
+        commands["Docker and Podman (GPUs by CDI)"] = _OF_CDI
+    if wanted.enroot:
+        commands["Enroot"] = "cat /etc/enroot/mounts.d/*.fstab"
+    if wanted.apptainer:
+        commands["Apptainer"] = "apptainer config global --get 'bind path'"
+    if not commands:
+        return skip("no engine that gives GPUs to containers here")
+    answers = {engine: at.host.run(command) for engine, command in commands.items()}
+    unread = {engine: answer for engine, answer in answers.items() if answer.rc != 0}
+    if unread:
+        why = "; ".join(f"{engine}: {each.stderr.strip() or each.rc}" for engine, each in unread.items())
+        return unknown(why, source="configuration of the engines")
+    return judge_nccl({engine: answer.stdout for engine, answer in answers.items()})
+
+
+def judge_nccl(told: Mapping[str, str]) -> Found:
+    """Engine -> the part of its configuration that says what containers get mounted."""
+    blind = [engine for engine, text in told.items() if not re.search(rf"(?<![\w/]){NCCL}\b", text)]
+    return Found(
+        Verdict.FAIL if blind else Verdict.PASS,
+        f"not in containers of {', '.join(blind)}" if blind else f"in containers of {', '.join(told)}",
+        f"{NCCL} in all containers with GPUs",
+        "run `provision apply`" if blind else None,
+        source="configuration of the engines",
     )

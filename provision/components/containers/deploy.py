@@ -6,6 +6,7 @@ from shlex import quote
 
 from provision.components.containers import exports
 from provision.components.containers.settings import ContainersSettings
+from provision.components.fabric.exports import NCCL
 from provision.engine import facts, ops
 from provision.engine.deploy import Context, step
 from provision.engine.record import OperationFailed
@@ -38,6 +39,7 @@ def worker(on: Context) -> None:
         ops.packages(*on.profile.packages("podman"))
     if wanted.apptainer is not None:
         ops.packages(*on.profile.packages("apptainer"))
+        _apptainer(on)
     _registries(wanted)
     if wanted.enroot is not None:
         _enroot(on, wanted)
@@ -93,6 +95,18 @@ def _registries(wanted: ContainersSettings) -> None:
     ops.absent(exports.REGISTRIES) if text is None else ops.file(exports.REGISTRIES, text)
 
 
+def _apptainer(on: Context) -> None:
+    """It has one file, and a program that changes a value in it."""
+    bound = f"apptainer config global --get 'bind path' | tr , '\\n' | grep -qx {NCCL}"
+    wanted = on.site.enabled("fabric")
+    ops.ensure(
+        "NCCL's configuration in Apptainer's containers" if wanted else "Apptainer as it was",
+        test=f"{bound} || exit 1" if wanted else f"! {bound} || exit 1",
+        make=f"apptainer config global --{'add' if wanted else 'unset'} 'bind path' {NCCL}",
+        requires="apptainer",
+    )
+
+
 def _enroot(on: Context, wanted: ContainersSettings) -> None:
     assert wanted.enroot is not None
     ops.packages(*on.profile.packages("enroot"))
@@ -104,6 +118,10 @@ def _enroot(on: Context, wanted: ContainersSettings) -> None:
         make=f"systemd-tmpfiles --create {exports.ENROOT_FOLDERS}",
     )
     ops.file(exports.ENROOT, exports.enroot_conf(wanted.enroot))
+    if on.site.enabled("fabric"):
+        ops.file(exports.ENROOT_NCCL, exports.enroot_nccl())
+    else:
+        ops.absent(exports.ENROOT_NCCL)
     if wanted.pyxis:
         ops.packages(*on.profile.packages("pyxis"))
         ops.file(exports.PYXIS, exports.pyxis_conf(on.profile.path("pyxis")))
@@ -132,7 +150,7 @@ def _gpus(on: Context, wanted: ContainersSettings) -> None:
     ops.packages(*on.profile.packages("nvidia-container-toolkit"))
     ops.ensure(
         "GPUs in containers, by CDI",
-        test=f'v=$(cat /sys/module/nvidia/version) || exit 2; grep -qs "libcuda.so.$v" {exports.CDI} || exit 1',
-        make=f"mkdir -p /etc/cdi && nvidia-ctk cdi generate --output={exports.CDI} >&2 && chmod 644 {exports.CDI}",
+        test=exports.cdi_test(on.site.enabled("fabric")),
+        make=exports.cdi_make(on.site.enabled("fabric")),
         requires="nvidia-ctk",
     )

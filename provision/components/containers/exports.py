@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from provision.components.containers.settings import ContainersSettings, Enroot
+from provision.components.fabric.exports import NCCL
 from provision.site.problem import Problem
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ CDI = "/etc/cdi/nvidia.yaml"
 ENROOT = "/etc/enroot/enroot.conf"
 ENROOT_FOLDERS = "/etc/tmpfiles.d/50-provision-enroot.conf"
 ENROOT_RUNTIME = "/run/enroot"
+ENROOT_NCCL = "/etc/enroot/mounts.d/50-provision-nccl.fstab"
 PYXIS = "/etc/slurm/plugstack.conf.d/pyxis.conf"
 APPARMOR = "provision-containers"  # the profile's file name
 
@@ -175,6 +178,37 @@ def shared_paths(text: str) -> list[str]:
         ):
             found.append(f"{name} {value.strip()}")
     return found
+
+
+# NCCL's configuration is the node's: a container has none of its own, and NCCL does not say that it read none
+
+
+def enroot_nccl() -> str:
+    """For Enroot's mounts.d, which Pyxis starts containers by as well."""
+    return f"{NCCL} {NCCL} none x-create=file,bind,ro,nosuid,nodev,noexec,nofail,silent\n"
+
+
+_WITH_NCCL = f"""import json, sys
+spec = json.load(sys.stdin)
+mounts = spec.setdefault("containerEdits", {{}}).setdefault("mounts", [])
+mounts.append({{"hostPath": "{NCCL}", "containerPath": "{NCCL}", "options": ["ro", "nosuid", "nodev", "bind"]}})
+json.dump(spec, sys.stdout, indent=1)"""
+
+
+def cdi_test(nccl: bool) -> str:
+    """Exit 0 where the specification is of the driver that runs and mounts NCCL's configuration (or does not)."""
+    mounted = f"grep -qs {quote(NCCL)} {CDI}" if nccl else f"! grep -qs {quote(NCCL)} {CDI}"
+    return f'v=$(cat /sys/module/nvidia/version) || exit 2; grep -qs "libcuda.so.$v" {CDI} && {mounted} || exit 1'
+
+
+def cdi_make(nccl: bool) -> str:
+    """Write the specification, as JSON, which YAML is a superset of; with NCCL's configuration for every container."""
+    edit = f"python3 -c {quote(_WITH_NCCL)}" if nccl else "cat"
+    return (
+        "set -e; t=$(mktemp -d); trap 'rm -rf \"$t\"' EXIT; mkdir -p /etc/cdi; "
+        f'nvidia-ctk cdi generate --output="$t/all.json" >&2; {edit} <"$t/all.json" >"$t/out.json"; '
+        f'install -m 644 "$t/out.json" {CDI}'
+    )
 
 
 def apparmor_profile() -> str:
