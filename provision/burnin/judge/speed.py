@@ -340,8 +340,9 @@ def _ceiling(profile: GpuProfile, measure: Measure, shape: Shape) -> float | Non
     if measure in ("all_reduce_busbw_gbs", "pair_gbs"):
         if not profile.nvlinks or not profile.nvlink_gbs:
             # Each GPU sends as much as the bus bandwidth says; between nodes a switch may add up (SHARP).
-            known = peak is not None and peak.bridge is not None and shape.nodes == 1
-            return max(peak.bridge or 0, peak.pcie) if known else None
+            if peak is None or peak.bridge is None or shape.nodes > 1:
+                return None
+            return max(peak.bridge, peak.pcie)
         # NVLink SHARP adds up in the switch: the bus bandwidth as counted for a ring may exceed that of the link.
         ranks = shape.nodes * shape.gpus
         factor = (
