@@ -52,6 +52,15 @@ def test_what_is_changed_by_hand_fails_and_is_mended(on: Bench, cases: list[Case
     break_and_mend(on, cases)
 
 
+def test_a_chronyd_that_dies_is_started_again(on: Bench) -> None:
+    on.lab.inside(WORKER, "systemctl kill --signal=SEGV chrony")
+    again = "systemctl show -p NRestarts,ActiveState chrony | sort | paste -sd ,"
+    on.lab.inside(
+        WORKER,
+        f"timeout 60 sh -c 'until {again} | grep -qx ActiveState=active,NRestarts=1; do sleep 1; done'",
+    )
+
+
 def test_workers_follow_the_head_that_has_no_way_out(on: Bench) -> None:
     found = on.found("time-synchronised", WORKER)
     assert found.read == f"follows {on.lab.node(HEAD).address}, stratum 11"

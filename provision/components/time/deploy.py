@@ -39,4 +39,7 @@ def _chrony(on: Context) -> bool:
     )
     conf = on.profile.path("time")
     ops.file(conf, exports.chrony_conf(on.site, on.node, on.profile), validate="chronyd -p -f {} >/dev/null")
-    return ops.unit(on.profile.unit("time"), reads=[conf])
+    unit = on.profile.unit("time")
+    drop_in = f"/etc/systemd/system/{unit}.service.d/provision.conf"
+    ops.file(drop_in, exports.RESTARTS)
+    return ops.unit(unit, reads=[conf, drop_in])

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 PORTS = (Port(123, "head", "time", "udp"),)
 OTHERS = ("systemd-timesyncd", "ntp", "ntpsec", "ntpd", "openntpd")  # units of other time daemons
 
+# Distributions leave a chronyd that has died dead; without it munge and Slurm end hours later, for another reason.
+RESTARTS = "[Service]\nRestart=on-failure\nRestartSec=5\n"
+
 
 def chrony_conf(site: Site, node: Node, profile: Distribution) -> str:
     """The configuration of chronyd: heads follow the site's sources, all others the heads."""
