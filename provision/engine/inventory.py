@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from provision.components.base import exports as base
-from provision.engine.ssh import destination, ssh_options
+from provision.engine.ssh import arrives_as_root, destination, ssh_options
 from provision.site.hidden import Hidden, SecretMissing, reveal
 from provision.site.models import Node, Site
 
@@ -45,12 +45,12 @@ def inventory(site: Site) -> dict[str, Any]:
 def host_variables(site: Site, node: Node) -> dict[str, Any]:
     """How Ansible reaches a node (by the one definition of a connection), and what the site file says of it."""
     return {
-        "ansible_connection": "ssh",
+        "ansible_connection": "local" if node.access.local else "ssh",
         "ansible_host": destination(node).partition("@")[2],
         "ansible_port": node.access.port,
         "ansible_user": node.access.user,
         "ansible_ssh_common_args": shlex.join(ssh_options(site, node)),
-        "ansible_become": node.access.user != "root",
+        "ansible_become": not arrives_as_root(node),
         "ansible_shell_type": SHELL,
         "provision_node": {
             "name": node.name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from provision.engine import limits
 from provision.engine.remote import Output, RootShell
@@ -20,6 +20,7 @@ MANIFEST = "/var/lib/provision/manifest.json"
 _READ_MANIFEST = f"""if [ -e {MANIFEST} ]; then cat {MANIFEST}; else echo '{{"components": {{}}}}'; fi"""
 BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
 _HARDWARE = "LC_ALL=C lscpu; grep MemTotal: /proc/meminfo"
+_FIRST = "[ -d /run/systemd/system ] || cat /proc/1/comm"  # process 1, where that is not systemd
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Facts:
         Mapping[str, int] | str
     )  # model -> how many, as the PCI bus shows them; or why they could not be seen
     manifest: Mapping[str, Mapping[str, list[str]]]  # component -> {"files": [...], "units": [...]}
+    first: str | None = None  # the name of process 1, where that is not systemd
 
 
 class PreflightError(Exception):
@@ -59,13 +61,14 @@ def take_lock(shell: RootShell, holder: str, run: str) -> None:
 
 def look(shell: RootShell) -> Facts:
     """Read the facts. Raises PreflightError or RemoteError."""
-    release, limited, hardware, functions, manifest = shell.run_many(
+    release, limited, hardware, functions, manifest, first = shell.run_many(
         [
             "cat /etc/os-release",
             limits.command(),
             _HARDWARE,
             pci.QUERY,
             _READ_MANIFEST,
+            _FIRST,
         ]
     )
     for output, what in (
@@ -73,6 +76,7 @@ def look(shell: RootShell) -> Facts:
         (limited, limits.PATH),
         (hardware, "lscpu, /proc/meminfo"),
         (manifest, MANIFEST),
+        (first, "/proc/1/comm"),
     ):
         if not output.ok:
             raise PreflightError(f"{shell.name}: cannot read {what}: {output.stderr.strip()}")
@@ -87,7 +91,24 @@ def look(shell: RootShell) -> Facts:
         parse_hardware(hardware.stdout),
         parse_gpus(functions),
         parse_manifest(manifest.stdout),
+        first.stdout.strip() or None,
     )
+
+
+def as_planned(facts: Facts) -> Facts:
+    """What a plan can go by: without systemd nothing is known of units, and the rest is shown all the same."""
+    if facts.first is None:
+        return facts
+    return replace(facts, limits={**facts.limits, "unit:*": f"systemd does not run here, but {facts.first}"})
+
+
+def require_systemd(name: str, facts: Facts) -> None:
+    """Raises PreflightError where services cannot be managed: nothing has been changed by then."""
+    if facts.first is not None:
+        raise PreflightError(
+            f"{name}: process 1 is {facts.first}, not systemd: services cannot be managed",
+            "a plan shows what would be done; to do it, boot the node with systemd",
+        )
 
 
 def parse_hardware(text: str) -> Hardware:

@@ -13,13 +13,14 @@ import os
 import select
 import shlex
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from provision.engine.ssh import CONNECT_TIMEOUT, ssh_command
+from provision.engine.ssh import CONNECT_TIMEOUT, arrives_as_root, ssh_command
 
 if TYPE_CHECKING:
     from provision.site.models import Node, Site
@@ -30,6 +31,7 @@ DEFAULT_TIMEOUT = 300.0  # seconds for one command
 LOCK_WAIT = 2  # seconds for a lock: the session that held it last may just be ending
 MOST_OUTPUT = 64 << 20  # bytes of commands' output held in memory; more is no answer to anything asked here
 _CHUNK = 65536
+_LOCAL: tuple[str, ...] = ("sh", "-c")  # what takes the place of ssh on the controller's own machine
 
 
 class RemoteError(Exception):
@@ -339,22 +341,31 @@ def connect(
     `within` bounds the whole session, in seconds.
     Raises RemoteError with advice when that is impossible.
     """
-    if node.access.user == "root":
+    if arrives_as_root(node):
         become: Become = "root"
     else:
         become = "sudo-password" if node.access.sudo_password else "sudo"
-    return RootShell(
-        [*ssh_command(site, node), "--"],
-        become,
-        name=node.name,
-        sudo_password=sudo_password,
-        within=within,
-    )
+    if node.access.local:
+        _require_own_name(node.name)
+        argv = _LOCAL
+    else:
+        argv = (*ssh_command(site, node), "--")
+    return RootShell(argv, become, name=node.name, sudo_password=sudo_password, within=within)
 
 
 def local_shell(name: str = "localhost") -> RootShell:
-    """The same session on this machine, for a node that converges itself and for tests."""
-    return RootShell(["sh", "-c"], "root", name=name)
+    """The same session on this machine, for tests."""
+    return RootShell(_LOCAL, "root", name=name)
+
+
+def _require_own_name(name: str) -> None:
+    """A site file that says "local" and is used on another machine would make a node of that one."""
+    own = socket.gethostname()
+    if name not in (own, own.partition(".")[0]):
+        raise RemoteError(
+            f"{name}: access.local says that it is this machine, which is called {own}",
+            f"run this on {name}, call this machine so (`hostnamectl hostname {name}`), or leave out access.local",
+        )
 
 
 def _remote_command(nonce: str, become: Become) -> str:

@@ -247,6 +247,10 @@ class Worker:
             facts = preflight.look(conn.shell)
             self._tell_seen(name, facts.hardware.model_dump())
             self._contradict(name, facts)
+            if job.forecast:
+                facts = preflight.as_planned(facts)
+            else:
+                preflight.require_systemd(name, facts)
             if job.with_secrets and name == job.site.head.name:
                 self._tell_what_head_holds(conn.shell)
             conn.longest = job.timeout

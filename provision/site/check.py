@@ -381,6 +381,15 @@ def _network_of(text: str) -> str | None:
 
 def _access_problems(site: Site) -> Iterator[Problem]:
     reported: set[str] = set()
+    own = [node for node in site.nodes.values() if node.access.local]
+    if len(own) > 1:
+        yield Problem(
+            "access-local",
+            _access_key(site, own[1], "local"),
+            "true",
+            "one node at most",
+            why=f"{own[0].name} and {own[1].name} cannot both be the machine that this runs on",
+        )
     for node in site.nodes.values():
         try:
             site_chain(site, node)

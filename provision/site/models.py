@@ -45,6 +45,7 @@ Cores = Annotated[
 class Access(Settings):
     """How the controller reaches nodes by ssh and becomes root there."""
 
+    local: bool = False  # the node is the controller's own machine, reached without ssh
     user: str = "root"
     port: int = Field(22, ge=1, le=65535)
     key: Path | None = None  # private key file, relative to the site file

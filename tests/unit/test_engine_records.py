@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,17 @@ def test_gpus_that_cannot_be_seen_are_said_to_be_so() -> None:
         (text,) = preflight.contradictions(worker(Gpu(model="t4", count=1)), None, facts_of(functions))
         assert text.startswith("its GPUs cannot be seen on the PCI bus: ")
         assert preflight.contradictions(worker(None), None, facts_of(functions)) == []
+
+
+def test_without_systemd_a_plan_skips_units_and_an_apply_begins_nothing() -> None:
+    whole = facts_of(Output(0, "", ""))
+    assert preflight.as_planned(whole) is whole
+    preflight.require_systemd("g1", whole)
+    facts = replace(whole, first="runit")
+    reason = limits.limit(preflight.as_planned(facts).limits, "unit:slurmd.service")
+    assert reason == "systemd does not run here, but runit"
+    with pytest.raises(preflight.PreflightError, match="g1: process 1 is runit, not systemd"):
+        preflight.require_systemd("g1", facts)
 
 
 def test_other_cpus_or_memory_are_contradicted(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from provision.engine import preflight, remote
+from provision.engine.inventory import host_variables
 from provision.engine.remote import DeadlineExceeded, RemoteError, RootShell, explain_loss, local_shell
 from provision.site.models import Site, SiteFile
 
@@ -169,6 +170,52 @@ def test_the_sudo_password_goes_only_where_the_site_file_wants_it(
     site = Site.from_file(SiteFile.model_validate(document), tmp_path / "test.yml")
     remote.connect(site, site.head, sudo_password="hunter2")
     assert opened == [become]
+
+
+def local_site(name: str, path: Path) -> Site:
+    document = {
+        "cluster": "test",
+        "groups": {"head": {"hosts": name, "roles": ["head"], "access": {"local": True}}},
+    }
+    return Site.from_file(SiteFile.model_validate(document), path)
+
+
+def test_the_controllers_own_machine_is_a_node_without_ssh(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(remote.socket, "gethostname", lambda: "h1.example.org")
+    monkeypatch.setattr(remote, "arrives_as_root", lambda node: True)
+    site = local_site("h1", tmp_path / "test.yml")
+    shell = remote.connect(site, site.head)
+    try:
+        assert shell.name == "h1"
+        assert shell.run("echo $PPID").stdout.strip() == str(os.getpid())  # nothing stands in between
+    finally:
+        shell.close()
+
+
+def test_a_site_file_that_calls_another_machine_local_is_refused_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(remote.socket, "gethostname", lambda: "desk")
+    site = local_site("h1", tmp_path / "test.yml")
+    with pytest.raises(RemoteError, match="is this machine, which is called desk") as refused:
+        remote.connect(site, site.head)
+    assert "hostnamectl hostname h1" in str(refused.value.advice)
+
+
+def test_who_is_not_root_on_the_own_machine_becomes_it_by_sudo(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    opened: list[tuple[tuple[str, ...], str]] = []
+    monkeypatch.setattr(remote, "RootShell", lambda argv, become, **more: opened.append((argv, become)))
+    monkeypatch.setattr(remote.socket, "gethostname", lambda: "h1")
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    site = local_site("h1", tmp_path / "test.yml")
+    remote.connect(site, site.head)
+    assert opened == [(("sh", "-c"), "sudo")]
+    assert host_variables(site, site.head)["ansible_connection"] == "local"
+    assert host_variables(site, site.head)["ansible_become"] is True
 
 
 @pytest.mark.parametrize(

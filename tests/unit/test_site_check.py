@@ -302,6 +302,15 @@ def test_a_jump_host_of_the_site_that_jumps_over_itself(tmp_path: Path) -> None:
     assert site_chain(site, site.head) == []
 
 
+def test_one_node_at_most_is_the_machine_that_this_runs_on(tmp_path: Path) -> None:
+    more = groups(gpu={"hosts": "gpu-[1-2]", "roles": ["worker"]})
+    more["head"]["access"] = {"local": True}
+    assert examine(site_file(tmp_path, groups=more)).problems == []
+    more["gpu"]["access"] = {"local": True}
+    problem = only(site_file(tmp_path, groups=more))
+    assert (problem.rule, problem.subject) == ("access-local", "groups.gpu.access.local")
+
+
 def test_keys_and_configurations_that_are_not_there(tmp_path: Path) -> None:
     file = site_file(tmp_path, access={"key": "no-key", "ssh_config": "no-config"})
     problems = examine(file).problems

@@ -51,7 +51,12 @@ def same_value(read: str | None, wanted: str) -> bool:
 def problems(site: Site) -> Iterator[Problem]:
     """Settings that would lock out the user that nodes are reached as."""
     for node in site.nodes.values():
-        if node.access.user == "root" and site.settings("ssh", node, SshSettings).root_login == "no":
+        by_ssh = not node.access.local
+        if (
+            by_ssh
+            and node.access.user == "root"
+            and site.settings("ssh", node, SshSettings).root_login == "no"
+        ):
             yield Problem(
                 "root-login",
                 ("ssh", "root_login"),
