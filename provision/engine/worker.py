@@ -62,6 +62,7 @@ class Worker:
         self._lines: list[str] = []  # events not told yet
         self._telling: gevent.Greenlet | None = None
         self._ended = False
+        self._stopped = ("interrupted", "run it again: it goes on from here")  # why, and what to do about it
         self._lease: RootShell | None = None  # the head's session, which holds it until all nodes are done
         self._nodes: dict[str, gevent.Greenlet] = {}
         self._head: gevent.Greenlet | None = None  # where it is outside of this run
@@ -150,7 +151,16 @@ class Worker:
         self.board.close("the controller is gone")
 
     def _lose(self, nodes: Collection[str], with_secrets: bool) -> None:
-        """Another worker process has ended: what it has not told of its nodes will not be told any more."""
+        """Another worker process has ended: what it has not told of its nodes will not be told any more.
+
+        The one that holds the lease ends last; where it has not, no operation is begun that another run may contradict.
+        """
+        if with_secrets and not self.job.forecast and not self.board.stopping and self._busy():
+            self._stopped = (
+                f"the lease on {self.job.site.head.name} ended with its worker process",
+                "another run may have begun: look at `provision status`, then run it again",
+            )
+            self.board.stopping = True
         for name in nodes:
             self.board.seen(name)
             for step in self.plan.steps[name]:
@@ -189,11 +199,7 @@ class Worker:
             if blocked:
                 verdict = {"verdict": "fail", "reason": blocked, "advice": None}
         except Stopped:
-            verdict = {
-                "verdict": "fail",
-                "reason": "interrupted",
-                "advice": "run it again: it goes on from here",
-            }
+            verdict = {"verdict": "fail", "reason": self._stopped[0], "advice": self._stopped[1]}
         except _FAILURES as error:
             message, advice = str(error), getattr(error, "advice", None)
             if self._ended:
