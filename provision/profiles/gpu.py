@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -76,7 +77,7 @@ class GpuProfile(Settings):
     pci: list[int] = Field(min_length=1)  # device ids of vendor 10de
     memory: int = Field(gt=0)  # MiB, as the driver counts it
     nvlinks: int = Field(0, ge=0)  # of one GPU; 0: none, or only those of a bridge
-    nvlink_gbs: float | None = Field(None, gt=0)  # GB/s of one link
+    nvlink_gbs: float | None = Field(None, gt=0)  # GB/s of one link, as `nvidia-smi nvlink -s` says it
     mig: dict[str, int] = Field(default_factory=dict)  # kind of slice, "1g.10gb" -> how many one GPU holds
     peak: Peak | None = None
     limits: list[Limit] = Field(default_factory=list)
@@ -102,9 +103,19 @@ class GpuProfile(Settings):
 
 @cache
 def all_models() -> list[GpuProfile]:
-    """All models, in the order of gpus.yml."""
+    """All models, in the order of gpus.yml; their NVLinks are the node agent's data, which is JSON."""
     document = packaged.data("provision.profiles", "gpus.yml")
-    return [GpuProfile.model_validate({"name": name, **value}) for name, value in document.items()]
+    links = packaged.data("provision.profiles", "health.json")["products"]
+    return [
+        GpuProfile.model_validate({"name": name, **value, **_nvlinks(links.get(value["products"][0], {}))})
+        for name, value in document.items()
+    ]
+
+
+def _nvlinks(known: Mapping[str, Any]) -> dict[str, Any]:
+    """Of all numbers of links that a sound GPU may have, the one without a bridge."""
+    count = min(known.get("nvlinks", (0,)))
+    return {"nvlinks": count, "nvlink_gbs": known["nvlink_gbs"] if count else None}
 
 
 def measured_models() -> list[str]:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provision.engine.remote import local_shell
+from provision.health import limits
 from provision.profiles import UnsupportedDistribution, of_os_release
 from provision.profiles.distribution import parse_os_release
 from provision.profiles.gpu import all_models, gpu_model, measured_models, pci_model
@@ -120,6 +121,16 @@ def test_what_keeps_packages_from_being_installed_is_completed_and_nothing_is_re
     script = MANAGERS["debian"].install(["munge"])
     assert "get || { update && whole && get; }" in script
     assert "apt --fix-broken --no-remove install" in script
+
+
+def test_nvlinks_are_what_the_node_agent_expects_without_a_bridge() -> None:
+    links = {model.name: (model.nvlinks, model.nvlink_gbs) for model in all_models()}
+    assert links["h200-sxm"] == (18, 26.562)
+    assert links["b300-sxm"] == (18, 53.125)
+    assert links["h100-nvl"] == links["l40s"] == (0, None)  # by a bridge at most; not at all
+    agents = limits.load().models
+    named = {product: model.name for model in all_models() for product in model.products if product in agents}
+    assert named == {product: agents[product].model for product in named}, "one name in both files"
 
 
 def test_a_gpu_is_known_by_its_pci_id_before_any_driver_is_there() -> None:
