@@ -8,6 +8,7 @@ from provision.verify.check import Found, Target, expect, unknown
 _ENABLED = {"enabled", "enabled-runtime", "alias", "linked", "linked-runtime"}
 _DISABLED = {"disabled", "masked", "masked-runtime", "not-found", "bad"}
 _NEITHER = {"static", "indirect", "generated", "transient"}  # started by others, cannot be enabled
+_NO_SYSTEMD = "not been booted with systemd"
 _ABSENT = ("No such file or directory", "does not exist", "not be found")
 
 
@@ -31,6 +32,8 @@ def unit_runs(at: Target, unit: str) -> Found:
     """A unit is active, and will be after a reboot."""
     command = f"systemctl is-active {unit}"
     active = at.host.run(command)
+    if _NO_SYSTEMD in active.stderr:  # then that much is known
+        return Found(Verdict.FAIL, "systemd does not run here", "active, enabled", source=command)
     if active.stdout.strip() not in (
         "active",
         "inactive",
