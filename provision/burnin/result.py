@@ -287,6 +287,10 @@ class Host(_Part):
     cpus: int
     numa_nodes: int
     busy: dict[str, list[str]]  # GPU uuid -> processes of others that held it before the run: "51220 python3"
+    networks: dict[str, list[str]] = {}  # interface -> its addresses, "10.0.0.5/24"
+    odd_routes: dict[
+        str, str
+    ] = {}  # node that is reached from another address than this node's -> "eth1 10.0.1.5"
 
 
 class Phase(_Part):

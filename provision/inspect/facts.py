@@ -346,6 +346,77 @@ def _routes(value: Any) -> Recording:
     return found
 
 
+# ---- a launch over several nodes
+
+
+def _names_seen(value: Any) -> Recording:
+    found = Recording("names as other hosts resolve them", data=value)
+    for each in value.values():
+        for other, address in each["seen_by"].items():
+            loops = address is not None and _loopback(address)
+            good = address is not None and not loops
+            found.find(
+                PASS if good else FAIL,
+                "names-resolve",
+                other,
+                f"{each['fqdn']} is {address}" if address else f"cannot resolve {each['fqdn']}",
+                "an address that leads there",
+                action=None if good else "drain",
+                why=None
+                if good
+                else f"{other} would talk to itself"
+                if loops
+                else "all ranks wait for this one",
+                advice=None if good else "/etc/hosts or DNS; or give the launch an address",
+            )
+    return found
+
+
+def _endpoint(value: Any) -> Recording:
+    found = Recording("where a launch meets", data=value)
+    head = value["head"]
+    name, host = str(value["endpoint"]).rpartition(":")[0], str(head["hostname"])
+    address = name if _is_address(f"{name}/32") else (head.get("resolves") or {}).get(name)
+    good = address in head["addrs"] or (address is None and name == host)
+    read = f"{address} is no address of {host}" if address else f"{host} cannot resolve {name}"
+    found.find(
+        PASS if good else FAIL,
+        "launch-endpoint",
+        host,
+        f"{name} is {host}" if good else read,
+        f"one of {', '.join(map(str, head['addrs']))}",
+        action=None if good else "drain",
+        why=None if good else "no node serves there: all connect to nothing",
+        advice=None if good else f"give the launch an address of {host}",
+    )
+    return found
+
+
+def _probes(value: Any) -> Recording:
+    found = Recording("connections between hosts", data=_each(value))
+    for each in _each(value):
+        pair, where = f"{each['from']} -> {each['to']}", f"{each['addr']} port {each['port']}"
+        if each["from"] == each["to"] or _loopback(each["addr"]):
+            found.find(SKIP, "launch-port", pair, where, why="a host that reaches itself shows nothing")
+            continue
+        closed = each["error"] is not None
+        found.find(
+            FAIL if closed else PASS,
+            "launch-port",
+            pair,
+            f"{where}: {each['error']}" if closed else f"{where}: open",
+            "open",
+            action="drain" if closed else None,
+            why=f"closed: {each['error']}" if closed else None,
+            advice="firewall between the nodes; does the name lead to another interface?" if closed else None,
+        )
+    return found
+
+
+def _loopback(address: Any) -> bool:
+    return _is_address(f"{address}/32") and ipaddress.ip_address(address).is_loopback
+
+
 def _interfaces(value: Any) -> Recording:
     found = Recording("interfaces of hosts", data=value)
     for host, names in value.items():
@@ -435,6 +506,17 @@ _JUDGES: tuple[tuple[Callable[[Any], bool], Judge], ...] = (
         _routes,
     ),
     (lambda v: _by_host(v, lambda each: isinstance(each, list) and "lo" in each), _interfaces),
+    (
+        lambda v: _by_host(
+            v, lambda each: _all(each, "fqdn", "seen_by") and isinstance(each["seen_by"], dict)
+        ),
+        _names_seen,
+    ),
+    (
+        lambda v: isinstance(v, dict) and "endpoint" in v and _all(v.get("head"), "hostname", "addrs"),
+        _endpoint,
+    ),
+    (lambda v: _all(v, "from", "to", "addr", "port", "error"), _probes),
 )
 
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from provision.burnin.launch import archive
 from provision.burnin.local import Interpreter, NoTorchError, find_interpreter, run_local
 from provision.report.model import Document, Verdict
 
@@ -113,3 +116,45 @@ def test_a_rank_that_is_gone_is_named_by_those_that_are_left(
     assert [missing["rank"] for missing in failure["missing"]] == [rank]
     assert failure["reported_by"] == 1 - rank
     assert not document.details["burnin"]["complete"]
+
+
+# TRN-04
+def test_a_rank_that_cannot_reach_the_first_is_named_with_the_reason(
+    interpreter: Interpreter, tmp_path: Path
+):
+    """Two nodes played by two processes; the second one is given a port that nobody listens on."""
+    program, out = tmp_path / "burnin.pyz", tmp_path / "result.json"
+    program.write_bytes(archive())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        closed = server.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    command = [
+        interpreter.path,
+        program,
+        "--out",
+        out,
+        "--raw",
+        tmp_path,
+        "--device",
+        "cpu",
+        "--join-timeout",
+        "3",
+    ]
+    ranks = [
+        subprocess.Popen(
+            [*map(str, command)],
+            env=os.environ | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(its), "NODE_NAME": f"n{rank + 1}"},
+            stderr=subprocess.DEVNULL,
+        )
+        for rank, its in enumerate((port, closed))
+    ]  # fmt: skip
+    assert [process.wait(timeout=90) for process in ranks] == [1, 1]
+    failure = json.loads(out.read_text())["failure"]
+    assert failure["reported_by"] == 0
+    (missing,) = failure["missing"]
+    assert missing["rank"] == 1
+    assert missing["why"] == (
+        f"rank 1: n2 -> 127.0.0.1 (127.0.0.1 port {closed}) closed for 3 s: Connection refused"
+    )

@@ -136,6 +136,42 @@ def test_an_address_that_two_nodes_hold_fails_both() -> None:
     assert finding.why == "172.17.0.1 on docker0 is held by n1, n2"
 
 
+# NCL-01
+def test_answers_that_may_leave_by_another_interface_are_told() -> None:
+    """Two interfaces in one network on both nodes; the routes of one of them use the other."""
+
+    def networks(number: int) -> dict[str, list[str]]:
+        return {"eth0": [f"10.20.1.{number}/20"], "eth1": [f"10.20.2.{number}/20"], "ib0": ["10.40.0.1/24"]}
+
+    ranks = document(H200, 2, 2)["ranks"]
+    for rank in ranks:
+        rank |= {"interface": "eth0", "address": f"10.20.1.1{rank['host'][1:]}"}
+    rows = [
+        host("n1") | {"networks": networks(11)},
+        host("n2") | {"networks": networks(12), "odd_routes": {"n1": "eth1 10.20.2.12"}},
+    ]
+    judgement = run(2, ranks=ranks, hosts=rows)
+    first, second = found(judgement, "burnin-routes")
+    assert (first.subject, first.verdict, first.read) == (
+        "n1",
+        Verdict.WARN,
+        "eth0 and eth1 overlap (10.20.0.0/20)",
+    )
+    assert (second.subject, second.verdict) == ("n2", Verdict.FAIL)
+    assert second.read == "reaches n1 by eth1 10.20.2.12; eth0 and eth1 overlap (10.20.0.0/20)"
+    assert judgement.nodes["n2"].verdict is Verdict.FAIL
+
+
+def test_addresses_of_services_and_networks_apart_are_fine() -> None:
+    apart = {
+        "eth0": ["10.0.0.1/24", "fd00::1/64"],
+        "eth1": ["10.1.0.1/24", "fd00::2/64"],
+        "lo": ["10.0.0.9/32"],
+    }
+    judgement = run(2, hosts=[host(name) | {"networks": apart} for name in ("n1", "n2")])
+    assert found(judgement, "burnin-routes") == []
+
+
 # NCL-18
 def test_a_gpu_that_others_use_makes_no_hardware_verdict() -> None:
     rows = document(H200, 2, 1)["compute"]

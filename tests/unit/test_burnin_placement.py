@@ -1,5 +1,7 @@
 """Where a process belongs in the job: read from what srun, torchrun or nobody put into the environment."""
 
+import socket
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -107,3 +109,53 @@ def test_a_peer_name_that_means_this_node_is_refused():
 
 def test_one_node_stays_on_the_loopback():
     assert network.cluster_address("gpu-1", [], {}, {"127.0.0.1": "lo"}) == ("127.0.0.1", "lo")
+
+
+# TRN-01
+def test_a_name_that_does_not_resolve_here_is_named():
+    with pytest.raises(network.NetworkError, match=r"gpu-1 cannot resolve gpu-1\.cluster\.invalid"):
+        network.check_master("gpu-1", "gpu-1.cluster.invalid", {"10.0.0.5": "ens3"})
+    with pytest.raises(
+        network.NetworkError, match=r"gpu-1\.cluster\.invalid, a node of this job, has no address"
+    ):
+        network.cluster_address("gpu-2", ["gpu-1.cluster.invalid"], {}, {"10.0.0.6": "ens3"})
+    assert "cannot resolve gpu-1.cluster.invalid" in str(network.why_closed("gpu-1.cluster.invalid", 29500))
+
+
+# TRN-02
+def test_rank_0_is_looked_for_at_an_address_of_its_node():
+    held = {"10.50.0.11": "ens3", "127.0.0.1": "lo"}
+    network.check_master("gpu-1", "10.50.0.11", held)
+    network.check_master("gpu-1", "127.0.1.1", held)  # its own name, in its own /etc/hosts
+    with pytest.raises(
+        network.NetworkError, match=r"10\.50\.9\.1 .* is no address of gpu-1.*ens3 10\.50\.0\.11"
+    ):
+        network.check_master("gpu-1", "10.50.9.1", held)
+
+
+# TRN-04
+def test_a_closed_port_is_told_with_its_reason():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert network.why_closed("127.0.0.1", port) is None
+    assert network.why_closed("127.0.0.1", port) == "Connection refused"
+
+
+# NCL-01
+def test_a_peer_that_is_reached_from_another_address_is_named():
+    held = {"10.20.1.12": "eth0", "10.20.2.12": "eth1"}
+    sources = {"10.20.1.11": "10.20.2.12", "10.20.1.13": "10.20.1.12"}
+    peers = {"gpu-1": "10.20.1.11", "gpu-3": "10.20.1.13"}
+    odd = network.odd_routes("10.20.1.12", peers, held, sources.__getitem__)
+    assert odd == {"gpu-1": "eth1 10.20.2.12"}
+
+
+def test_a_peer_without_a_way_is_told_and_ends_nothing():
+    def none(peer: str) -> str:
+        raise network.NetworkError(f"no way to {peer}")
+
+    assert network.odd_routes("10.0.0.5", {"gpu-2": "10.9.9.9"}, {}, none) == {"gpu-2": "no way to 10.9.9.9"}
+
+
+def test_networks_of_the_loopback_are_read_with_their_length():
+    assert "127.0.0.1/8" in network.held_networks()["lo"]

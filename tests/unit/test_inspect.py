@@ -489,3 +489,71 @@ def test_the_verb_prints_a_line_a_finding_and_ends_with_one_for_what_is_broken(t
 
 def test_a_file_that_is_not_there_is_wrong_input(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["inspect", str(tmp_path / "none")]).exit_code == 2
+
+
+# ---- a launch over several nodes, as somebody wrote it down
+
+
+def told(value: Any) -> list[tuple[str, str, str | None]]:
+    return [(finding.verdict, finding.subject, finding.read) for finding in found(json.dumps(value))]
+
+
+def test_a_name_that_others_cannot_resolve_is_told_of_them() -> None:
+    """TRN-01"""
+    seen = {"n2": None, "n3": "10.7.0.1", "n4": "127.0.1.1"}
+    assert told({"n1": {"fqdn": "n1.lab.example", "seen_by": seen}}) == [
+        (FAIL, "n2", "cannot resolve n1.lab.example"),
+        (PASS, "n3", "n1.lab.example is 10.7.0.1"),
+        (FAIL, "n4", "n1.lab.example is 127.0.1.1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "resolves", "expected"),
+    [
+        ("meet:29500", {"meet": "10.8.0.9"}, (FAIL, "n1", "10.8.0.9 is no address of n1")),
+        ("meet:29500", {}, (FAIL, "n1", "n1 cannot resolve meet")),
+        ("10.8.0.9:29500", {}, (FAIL, "n1", "10.8.0.9 is no address of n1")),
+        ("meet:29500", {"meet": "10.7.0.1"}, (PASS, "n1", "meet is n1")),
+        ("10.7.0.1:29500", {}, (PASS, "n1", "10.7.0.1 is n1")),
+        ("n1:29500", {}, (PASS, "n1", "n1 is n1")),
+    ],
+)
+def test_a_launch_meets_at_an_address_of_its_head(
+    endpoint: str, resolves: dict[str, str], expected: tuple[str, str, str]
+) -> None:
+    """TRN-02"""
+    head = {"hostname": "n1", "addrs": ["10.7.0.1"], "resolves": resolves}
+    assert told({"endpoint": endpoint, "head": head}) == [expected]
+
+
+def test_a_closed_port_names_the_pair_and_a_host_that_reaches_itself_shows_nothing() -> None:
+    """TRN-04"""
+    probes = [
+        {"from": "n2", "to": "n1", "addr": "10.7.0.1", "port": 20007, "error": "timed out"},
+        {"from": "n3", "to": "n1", "addr": "10.7.0.1", "port": 20007, "error": None},
+        {"from": "n1", "to": "n1", "addr": "127.0.1.1", "port": 20007, "error": None},
+    ]
+    assert told(probes) == [
+        (FAIL, "n2 -> n1", "10.7.0.1 port 20007: timed out"),
+        (PASS, "n3 -> n1", "10.7.0.1 port 20007: open"),
+        (SKIP, "n1 -> n1", "127.0.1.1 port 20007"),
+    ]
+
+
+# NCL-01
+def test_a_route_by_another_interface_is_found_from_addresses_and_routes() -> None:
+    addresses = {
+        "n1": {"eth0": "10.7.0.1/20", "eth1": "10.7.1.1/20"},
+        "n2": {"eth0": "10.7.0.2/20", "eth1": "10.7.1.2/20"},
+    }
+    routes = {
+        "n1": {"10.7.0.2": {"dev": "eth0", "src": "10.7.0.1"}},
+        "n2": {"10.7.0.1": {"dev": "eth1", "src": "10.7.1.2"}},
+    }
+    failed = [f for f in found(json.dumps(addresses), json.dumps(routes)) if f.verdict == FAIL]
+    assert [(f.check, f.subject) for f in failed] == [
+        ("overlapping-networks", "n1"),
+        ("overlapping-networks", "n2"),
+        ("route", "n2 -> 10.7.0.1"),
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -134,7 +135,10 @@ def _gpus(result: BurninResult, node: str, expected: Expected) -> Iterable[Judge
 def _network(result: BurninResult, expected: Mapping[str, Expected]) -> Iterable[Judged]:
     """What NCCL used between nodes, against what the site file says."""
     nodes = hosts(result)
-    if len(nodes) < 2 or result.device == "cpu":
+    if len(nodes) < 2:
+        return
+    yield from _routes(result)
+    if result.device == "cpu":
         return
     yield from _interfaces(result)
     by_host: dict[str, list[Transport]] = {}
@@ -229,6 +233,44 @@ def _interfaces(result: BurninResult) -> Iterable[Judged]:
                 why=f"{rank.interface} looks like a bridge of this node alone",
                 action="name the cluster's address of each node in the site file",
             )
+
+
+def _routes(result: BurninResult) -> Iterable[Judged]:
+    """Each node must reach the others from the interface that the job uses, whose network is that one's alone."""
+    chosen = {rank.host: rank for rank in result.ranks}
+    for host in result.hosts:
+        rank = chosen[host.host]
+        odd = [f"reaches {peer} by {way}" for peer, way in host.odd_routes.items()]
+        told = odd + _shared_networks(rank.interface, host.networks)
+        if told:
+            yield found(
+                Verdict.FAIL if odd else Verdict.WARN,
+                "burnin-routes",
+                [host.host],
+                read="; ".join(told),
+                expected=f"all nodes by {rank.interface} {rank.address}",
+                why=f"{'; '.join(told)}; the job uses {rank.interface} {rank.address}, and answers may leave elsewhere",
+                action="a network for each interface, or routing by source; ip route get ADDRESS",
+            )
+
+
+def _shared_networks(chosen: str, networks: Mapping[str, Sequence[str]]) -> list[str]:
+    """The interfaces that are in a network of `chosen`: "eth0 and eth1 overlap (10.20.0.0/20)". IPv4 alone.
+
+    IPv6 gives interfaces of one network addresses by design; a single address is a service's, not a network.
+    """
+    held = [
+        (name, address.network)
+        for name, texts in networks.items()
+        for address in map(ipaddress.ip_interface, texts)
+        if address.version == 4 and address.network.num_addresses > 1
+    ]
+    return [
+        f"{chosen} and {other} overlap ({max(own, network, key=lambda each: each.num_addresses)})"
+        for name, own in held
+        for other, network in held
+        if name == chosen != other and own.overlaps(network)
+    ]
 
 
 def _inside(result: BurninResult) -> Iterable[Judged]:

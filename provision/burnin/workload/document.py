@@ -21,6 +21,19 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
     temporary.replace(path)
 
 
+def rank_file(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank:04d}.jsonl"
+
+
+def last_trouble(folder: Path, rank: int) -> str | None:
+    """What another rank last said went wrong, where its lines are to be seen from this node."""
+    try:
+        lines = [json.loads(line) for line in rank_file(folder, rank).read_text("utf-8").splitlines()]
+    except (OSError, ValueError):
+        return None
+    return next((str(line["message"]) for line in reversed(lines) if line["event"] == "trouble"), None)
+
+
 class RankLog:
     """One rank's lines, `rank-0003.jsonl`; rank 0 also reports progress on standard error."""
 
@@ -28,7 +41,7 @@ class RankLog:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.expected_seconds: float | None = None  # of the whole run
-        self._file = (folder / f"rank-{rank:04d}.jsonl").open("w", encoding="utf-8", buffering=1)
+        self._file = rank_file(folder, rank).open("w", encoding="utf-8", buffering=1)
         self._rank = rank
         self.start = time.monotonic()
 

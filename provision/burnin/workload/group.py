@@ -20,9 +20,11 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Callable
 
+from .network import why_closed
 from .placement import Placement
 
 BEAT_SECONDS = 1.0
+LAST_WORDS_SECONDS = 8.0
 MAIN_THREAD_GRACE_SECONDS = 3.0
 
 
@@ -92,17 +94,20 @@ class Group:
         timeout: float,
         join_timeout: float,
         on_loss: Callable[[GroupError], None],
+        heard: Callable[[int], str | None] = lambda rank: None,
     ) -> None:
         """Join, and wait until every rank has.
 
         `me` is what the others get to know of this rank (at least "host"). A step that takes longer than
         `timeout` seconds is an error. `on_loss` is called once, in any thread, when the group is lost while
-        the main thread is stuck; the process ends right after it.
+        the main thread is stuck; the process ends right after it. `heard` tells what a rank that never joined
+        left behind about why.
         """
         self.placement = placement
         self.timeout = timeout
         self.dead_after = max(3.0, min(15.0, timeout / 2))
         self._on_loss = on_loss
+        self._heard = heard
         self._sequence = 0
         self._trouble: GroupError | None = None
         self._lock = threading.Lock()
@@ -129,10 +134,11 @@ class Group:
                 raise GroupError(
                     f"rank 0 on {place.host} cannot listen on port {port}: {error}; does another burn-in run?"
                 ) from error
+            first = place.hosts[0] if place.hosts else place.master
+            why = why_closed(master, port) or _first_line(error)
             raise GroupError(
-                f"rank {place.rank} on {place.host} cannot reach rank 0 at {master} port {port} "
-                f"within {seconds:.0f} s: {_first_line(error)}",
-                (Missing(0, place.hosts[0] if place.hosts else place.master, "never listened"),),
+                f"rank {place.rank}: {place.host} -> {first} ({master} port {port}) closed for {seconds:.0f} s: {why}",
+                (Missing(0, first, f"not to be reached from {place.host} ({master} port {port}): {why}"),),
             ) from error
 
     def _roll_call(self, me: dict[str, Any], seconds: float) -> list[dict[str, Any]]:
@@ -140,7 +146,8 @@ class Group:
         keys = [f"hello/{rank}" for rank in range(place.world_size)]
         self._publish(self.store)
         self.store.set(keys[place.rank], json.dumps(me))
-        deadline = time.monotonic() + seconds
+        # Rank 0 waits a little longer: it writes the document, and the others' own words are there by then.
+        deadline = time.monotonic() + seconds + (0 if place.rank else LAST_WORDS_SECONDS)
         while not self.store.check(keys):
             if time.monotonic() > deadline:
                 absent = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
@@ -148,12 +155,17 @@ class Group:
                     Missing(
                         rank,
                         place.hosts[rank] if place.hosts else None,
-                        f"did not report within {seconds:.0f} s",
+                        self._heard(rank) or f"did not report within {seconds:.0f} s",
                     )
                     for rank in absent
                 )
                 if missing:
-                    raise GroupError(f"{_names(missing)} did not report within {seconds:.0f} s", missing)
+                    said = "".join(
+                        f"; {why}" for why in dict.fromkeys(filter(None, map(self._heard, absent)))
+                    )
+                    raise GroupError(
+                        f"{_names(missing)} did not report within {seconds:.0f} s{said}", missing
+                    )
             time.sleep(0.05)
         return [json.loads(value) for value in self.store.multi_get(keys)]
 

@@ -11,7 +11,8 @@ import ctypes.util
 import ipaddress
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Callable
 
 
 class NetworkError(Exception):
@@ -20,6 +21,10 @@ class NetworkError(Exception):
 
 class _SocketAddress(ctypes.Structure):
     _fields_ = (("family", ctypes.c_ushort), ("data", ctypes.c_ubyte * 26))
+
+
+# Family -> place and length of the address: sockaddr_in has port (2), address (4); sockaddr_in6 port, flow (4), address
+_ADDRESS_AT = {int(socket.AF_INET): (2, 4), int(socket.AF_INET6): (6, 16)}
 
 
 class _Interface(ctypes.Structure):
@@ -31,7 +36,7 @@ _Interface._fields_ = (
     ("name", ctypes.c_char_p),
     ("flags", ctypes.c_uint),
     ("address", ctypes.POINTER(_SocketAddress)),
-    ("netmask", ctypes.c_void_p),
+    ("netmask", ctypes.POINTER(_SocketAddress)),
     ("other", ctypes.c_void_p),
     ("data", ctypes.c_void_p),
 )
@@ -39,27 +44,39 @@ _Interface._fields_ = (
 
 def held_addresses() -> dict[str, str]:
     """Every IPv4 and IPv6 address of this node and the interface that holds it: `{"10.0.0.5": "eth0"}`."""
+    return {address: interface for address, _, interface in _held()}
+
+
+def held_networks() -> dict[str, list[str]]:
+    """The addresses of each interface with their networks: `{"eth0": ["10.0.0.5/24"]}`. Without link-local ones."""
+    networks: dict[str, list[str]] = {}
+    for address, length, interface in _held():
+        if not ipaddress.ip_address(address).is_link_local:
+            networks.setdefault(interface, []).append(f"{address}/{length}")
+    return networks
+
+
+def _held() -> Iterator[tuple[str, int, str]]:
+    """Address, length of its network's prefix, interface."""
     libc = ctypes.CDLL(ctypes.util.find_library("c") or "libc.so.6", use_errno=True)
     first = ctypes.POINTER(_Interface)()
     if libc.getifaddrs(ctypes.byref(first)) != 0:
         number = ctypes.get_errno()
         raise NetworkError(f"getifaddrs: {os.strerror(number)}")
-    held: dict[str, str] = {}
     try:
         entry = first
         while entry:
             interface = entry.contents
-            if interface.address:
-                address = interface.address.contents
-                # sockaddr_in: port (2), address (4); sockaddr_in6: port (2), flow (4), address (16)
-                start, length = {socket.AF_INET: (2, 4), socket.AF_INET6: (6, 16)}.get(address.family, (0, 0))
-                if length:
-                    text = socket.inet_ntop(address.family, bytes(address.data[start : start + length]))
-                    held[text] = interface.name.decode()
+            family = int(interface.address.contents.family) if interface.address else 0
+            start, length = _ADDRESS_AT.get(family, (0, 0))
+            if length:
+                address = bytes(interface.address.contents.data[start : start + length])
+                mask = interface.netmask.contents.data[start : start + length] if interface.netmask else []
+                bits = sum(bin(octet).count("1") for octet in mask)
+                yield socket.inet_ntop(family, address), bits, interface.name.decode()
             entry = interface.next
     finally:
         libc.freeifaddrs(first)
-    return held
 
 
 def cluster_address(
@@ -101,3 +118,53 @@ def _source_address(peer: str) -> str:
         except OSError as error:
             raise NetworkError(f"no way to {peer} ({where[0]}): {error}") from error
         return str(probe.getsockname()[0])
+
+
+def check_master(host: str, master: str, held: Mapping[str, str]) -> None:
+    """Whether rank 0, which runs on this node, is where the others look for it: `master` is a name or address.
+
+    Raises NetworkError where it stands for no address of this node: the others would connect to nothing.
+    """
+    try:
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(master, None, type=socket.SOCK_STREAM)}
+    except socket.gaierror as error:
+        raise NetworkError(f"{host} cannot resolve {master}, where rank 0 is looked for: {error}") from error
+    if not any(address in held or ipaddress.ip_address(address).is_loopback for address in found):
+        known = ", ".join(f"{name} {text}" for text, name in held.items())
+        raise NetworkError(
+            f"{', '.join(sorted(found))} ({master}) is no address of {host}, where rank 0 runs; it has: {known}; "
+            "give the job an address of its first node"
+        )
+
+
+def why_closed(address: str, port: int, seconds: float = 3.0) -> str | None:
+    """Why no connection to `port` of `address` can be made: "timed out", "Connection refused"; None: it can."""
+    try:
+        socket.create_connection((address, port), timeout=seconds).close()
+    except socket.gaierror as error:
+        return f"cannot resolve {address}: {error.strerror}"
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def odd_routes(
+    address: str,
+    peers: Mapping[str, str],
+    held: Mapping[str, str],
+    source: Callable[[str], str] = _source_address,
+) -> dict[str, str]:
+    """Of `peers` (node -> address), those that the kernel reaches from another address than this node's in the job.
+
+    Their answers, or this node's, may leave by an interface that nobody listens on: `{"gpu-2": "eth1 10.0.1.5"}`.
+    """
+    odd = {}
+    for peer, where in peers.items():
+        try:
+            own = source(where)
+        except NetworkError as error:
+            odd[peer] = str(error)
+            continue
+        if ipaddress.ip_address(own) != ipaddress.ip_address(address):
+            odd[peer] = f"{held.get(own, '?')} {own}"
+    return odd

@@ -39,7 +39,7 @@ from . import (
     tools,
 )
 from .device import release
-from .document import RankLog, write_json
+from .document import RankLog, last_trouble, write_json
 from .group import Group, GroupError, Missing, writer
 from .kernel import Messages
 from .levels import LEVELS, plan
@@ -206,6 +206,8 @@ class Run:
         self._crash = (self.log.folder / f"rank-{self.place.rank:04d}.crash").open("w")
         faulthandler.enable(self._crash)  # a crash in native code leaves at least where it was
         self.log.event("start", pid=os.getpid(), host=self.place.host, rank=self.place.rank)
+        if self.place.rank == 0:
+            self.options.out.unlink(missing_ok=True)  # that of an earlier run
         try:
             self._join()
             self._measure()
@@ -243,7 +245,10 @@ class Run:
         others = [name for name in place.nodes if name != place.host]
         if not place.hosts and place.master not in (place.host, "localhost", "127.0.0.1"):
             others = [place.master]
-        address, interface = network.cluster_address(place.host, others, self.given, network.held_addresses())
+        held = network.held_addresses()
+        if place.rank == 0 and place.local_world_size < place.world_size:
+            network.check_master(place.host, self.given.get(place.master, place.master), held)
+        address, interface = network.cluster_address(place.host, others, self.given, held)
         backend = self.document["backend"]
         self._set_environment(interface)
         if cuda:
@@ -279,7 +284,13 @@ class Run:
             timeout=self.options.timeout,
             join_timeout=self.options.join_timeout,
             on_loss=self._fail,
+            heard=lambda rank: last_trouble(self.log.folder, rank),
         )
+        if node:
+            peers = {member["host"]: member["address"] for member in group.members}
+            del peers[place.host]
+            node["networks"] = network.held_networks()
+            node["odd_routes"] = network.odd_routes(address, peers, held)
         self.document["ranks"] = group.members
         self.document["nodes"] = list(dict.fromkeys(member["host"] for member in group.members))
         self.document["hosts"] = [row for row in group.gather("nodes", node) if row]
@@ -437,6 +448,8 @@ class Run:
 
     def _write(self) -> None:
         self._end_phase()
+        if self.place.rank and self.options.out.exists():
+            return  # rank 0 knows more: this rank may only not have reached it
         if self.place.rank == 0 or self.document["failure"]:
             self.document["seconds"] = round(self.log.seconds, 3)
             write_json(self.options.out, self.document)
