@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from provision.engine.deploy import Secret
 from provision.engine.remote import RootShell
+from provision.engine.replace import replace
 from provision.report.model import Finding, Verdict
 
 if TYPE_CHECKING:
@@ -77,12 +78,9 @@ def read_secrets(shell: RootShell, wanted: Mapping[str, Secret]) -> tuple[dict[s
 
 def write_secret(shell: RootShell, name: str, value: bytes) -> None:
     """Store one secret, 0600 below a 0700 folder; it travels on the shell's input."""
-    path = quote(f"{DIRECTORY}/secrets/{name}")
-    output = shell.run(
-        f"set -e; umask 077; install -d -m 700 {DIRECTORY}/secrets; t=$(mktemp {DIRECTORY}/secrets/.new.XXXXXX); "
-        f'cat >"$t"; sync "$t"; mv -f "$t" {path}',
-        stdin=value,
-    )
+    folder = f"{DIRECTORY}/secrets"
+    script = replace(f"{folder}/{name}", mode="600")
+    output = shell.run(f"install -d -m 700 {folder} || exit 1\n{script}", stdin=value)
     if not output.ok:
         raise HeadError(f"{shell.name}: cannot store the secret {name}: {output.stderr.strip()}")
 
@@ -103,11 +101,7 @@ def read_acceptance(shell: RootShell) -> dict[str, Acceptance]:
 def write_acceptance(shell: RootShell, states: Mapping[str, Acceptance]) -> None:
     """Replace the record of all nodes, atomically."""
     text = json.dumps({node: state.model_dump() for node, state in sorted(states.items())}, indent=1)
-    output = shell.run(
-        f"set -e; install -d -m 755 {DIRECTORY}; t=$(mktemp {DIRECTORY}/.acceptance.XXXXXX); "
-        f'cat >"$t"; chmod 644 "$t"; sync "$t"; mv -f "$t" {DIRECTORY}/acceptance.json',
-        stdin=text.encode(),
-    )
+    output = shell.run(replace(f"{DIRECTORY}/acceptance.json", mode="644"), stdin=text.encode())
     if not output.ok:
         raise HeadError(f"{shell.name}: cannot write the acceptance of nodes: {output.stderr.strip()}")
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from provision.components.registry import COMPONENTS
 from provision.engine import ops
-from provision.engine.headstate import DIRECTORY
 from provision.engine.preflight import MANIFEST, Facts
 from provision.engine.record import Owned, Recorder
 from provision.engine.remote import RemoteError, RootShell
+from provision.engine.replace import replace
 from provision.engine.units import instances
 
 if TYPE_CHECKING:
@@ -103,11 +103,8 @@ def write_manifest(
 ) -> None:
     """Keep on the node what was made there; written only where it differs. Raises RemoteError."""
     text = json.dumps({"site": site_digest, "components": components}, indent=1, sort_keys=True)
-    output = shell.run(
-        f"umask 077; mkdir -p {DIRECTORY}; t=$(mktemp {DIRECTORY}/.manifest.XXXXXX) && cat >$t && sync $t && "
-        f"if cmp -s $t {MANIFEST}; then rm -f $t; else mv -f $t {MANIFEST}; fi",
-        stdin=text.encode(),
-    )
+    script = replace(MANIFEST, mode="600", check=f'! cmp -s "$t" {MANIFEST} || exit 0')
+    output = shell.run(script, stdin=text.encode())
     if not output.ok:
         raise RemoteError(
             f"{shell.name}: cannot write {MANIFEST}: {output.stderr.strip()}", "is the disk full?"

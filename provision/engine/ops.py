@@ -22,6 +22,7 @@ from provision.engine import questions, units
 from provision.engine.connector import Feed
 from provision.engine.facts import ask, connector, read
 from provision.engine.record import OperationFailed
+from provision.engine.replace import replace
 
 _DIFF_LINES = 200
 _LOADED = "/var/lib/provision/loaded"  # one stamp a unit: when it was last told to reload
@@ -238,15 +239,7 @@ def _file(
         return
     recorder.diff = _difference(path, read(f"cat -- {quoted}").stdout if state.ok else None, data, secret)
     check = f"( {validate.replace('{}', chr(34) + '$t' + chr(34))} ) </dev/null" if validate else ":"
-    yield Feed(
-        f"""set -e; umask 077; d=$(dirname -- {quoted})
-[ -d "$d" ] || (umask 022; mkdir -p "$d")
-t=$(mktemp "$d/.provision.XXXXXX"); trap 'rm -f "$t"' EXIT
-cat >"$t"; {check}; chown {shlex.quote(owner)} "$t"; chmod {mode} "$t"; sync "$t"
-mv -fT -- "$t" {quoted}; sync "$d"
-[ ! -x /usr/sbin/restorecon ] || /usr/sbin/restorecon {quoted}""",
-        data,
-    )
+    yield Feed(replace(path, mode=mode, owner=owner, check=check), data)
 
 
 @operation()
