@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from provision.acceptance import decide
+from provision.burnin import history
 from provision.burnin.launch import closed as burnin_closed
 from provision.burnin.run import Options, run_burnin
 from provision.components.slurm import acceptance as slurm
@@ -55,6 +56,7 @@ def bring_up(
             show(event)
 
         document = _bring_up(site, nodes, entry.run, minutes, burnin_all, sudo_password, told, timeout)
+        history.keep(site, document, sudo_password=sudo_password)
         runs.keep(site, entry, document, sudo_password=sudo_password)
         entry.conclude(document)
     return document

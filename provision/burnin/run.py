@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from provision.burnin import isolate
+from provision.burnin import history, isolate
 from provision.burnin.direct import AT_ONCE, Direct
 from provision.burnin.isolation import Experiment, Measurement
 from provision.burnin.judge import Expected, Judgement, judge, limits_used
@@ -119,6 +119,7 @@ def burn_in(
                 findings=[headstate.silent(site, error)],
                 details={"interrupted": stop.is_set()},
             )
+        history.keep(site, document, sudo_password=sudo_password)
         runs.keep(site, entry, document, sudo_password=sudo_password)
         entry.conclude(document)
     return document
@@ -263,16 +264,20 @@ class _Judging:
         expected = self.expected
         parts = [judge(None, {name: expected[name] for name in left_out}, left_out=left_out)]
         runs = self.details.setdefault("runs", [])
+        ran: set[str] = set()
+        measured: dict[str, dict[str, float]] = {}
         for names, outcome in jobs:
             part = {name: expected[name] for name in names}
             if isinstance(outcome, LaunchError):
                 parts.append(_could_not_run(part, outcome))
                 continue
             runs.append({"job": outcome.job, "nodes": fold(names), "directory": outcome.directory})
+            ran |= set(names)
             result, why = read_result(outcome)
             used: dict[str, dict[str, Any]] = {}
             if result is not None and outcome.result is not None:
                 used = limits_used(result, part, self.settings.limits)
+                measured |= history.figures(result)
                 self.details.setdefault("burnin", json.loads(outcome.result))
                 self.details.setdefault("limits", used)
             source = f"{outcome.directory}/result.json"
@@ -282,6 +287,7 @@ class _Judging:
             parts.append(judgement)
         nodes = {name: part.nodes[name] for name in expected for part in parts if name in part.nodes}
         findings = [finding for part in parts for finding in part.findings]
+        self.details[history.DETAIL] = history.records(nodes, ran, measured)
         return Judgement(worst(part.verdict for part in parts if part.nodes), nodes, findings)
 
     def interrupted(self) -> Judgement:

@@ -50,6 +50,7 @@ ANSWERS = {
     metrics.SHARES: "root||1.000000|0.000000|\nml|ada|0.250000|0.750000|0.5\n",
     metrics.DATABASE: "lab\n",
     metrics.ACCEPTANCE: json.dumps({"g1": {"state": "admitted", "since": "2026-03-01T12:00:00Z"}}),
+    metrics.BURNIN: "",
 }
 
 

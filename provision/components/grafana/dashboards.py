@@ -272,6 +272,54 @@ DASHBOARDS = (
             ),
         ],
     ),
+    Dashboard(
+        "provision-burnin",
+        "Burn-in history",
+        [
+            number("Nodes burned in", "count(provision_burnin) or vector(0)"),
+            number("Failed their last one", 'count(provision_burnin{verdict="fail"}) or vector(0)'),
+            number("Not told by it", 'count(provision_burnin{verdict=~"unknown|skip"}) or vector(0)'),
+            number("The oldest was", "time() - min(provision_burnin_timestamp_seconds)", "s"),
+            Panel("Verdicts", [("sum by (verdict) (provision_burnin)", "{{verdict}}")]),
+            Panel(
+                "Days since",
+                [("(time() - provision_burnin_timestamp_seconds) / 86400", "{{node}}")],
+                "d",
+            ),
+            *(
+                Panel(
+                    title,
+                    [
+                        (
+                            f'provision_burnin_figure{{measure="{measure}", node=~"$node"}} or vector(0)',
+                            "{{node}}",
+                        )
+                    ],
+                    unit,
+                )
+                for title, measure, unit in (
+                    ("bf16 products, slowest GPU of a node", "matmul_bf16_tflops", "TFLOP/s"),
+                    ("All-reduce, bus bandwidth of the run", "all_reduce_busbw_gbs", "GBs"),
+                    ("Device copy, slowest GPU", "device_copy_gbs", "GBs"),
+                    ("Peer to peer, slowest pair", "pair_gbs", "GBs"),
+                    ("Host to device, slowest GPU", "host_to_device_gbs", "GBs"),
+                    ("Device to host, slowest GPU", "device_to_host_gbs", "GBs"),
+                )
+            ),
+            Panel(
+                "Against the median of all nodes",
+                [
+                    (
+                        'provision_burnin_figure{node=~"$node"}'
+                        " / on (measure) group_left quantile by (measure) (0.5, provision_burnin_figure) or vector(1)",
+                        "{{node}} {{measure}}",
+                    )
+                ],
+                "percentunit",
+            ),
+        ],
+        per_node=True,
+    ),
 )
 
 

@@ -27,6 +27,7 @@ SHARES = ("sshare", "-a", "-P", "-n", "-o", "Account,User,FairShare,EffectvUsage
 DATABASE = ("sacctmgr", "-nP", "show", "cluster", "format=cluster")
 # Not of Slurm's, but of this head's: how far each node has come. There is none before the first bring-up.
 ACCEPTANCE = ("sh", "-c", "f=/var/lib/provision/acceptance.json; [ ! -e $f ] || cat $f")
+BURNIN = ("sh", "-c", "for f in /var/lib/provision/burnin/*.json; do [ ! -e $f ] || cat $f; done")
 MAINTENANCE = "rolling maintenance"  # the reason of nodes that this tool works on
 
 _GRES = re.compile(r"gpu(?:[:/](?P<kind>[^:=,()]+|\(null\)))?[:=](?P<count>\d+)(?:\([^)]*\))?(?=,|$)")
@@ -234,6 +235,33 @@ def acceptance_metrics(registry: CollectorRegistry, text: str) -> None:
     gauge(registry, "provision_acceptance", "How far a node has come", ["slurm_node", "state"], states)
 
 
+def burnin_metrics(registry: CollectorRegistry, text: str) -> None:
+    """The last burn-in of each node: its verdict, when it was, and what was measured. A line of JSON a node."""
+    verdicts: dict[tuple[str, str], float] = {}
+    times: dict[tuple[str], float] = {}
+    figures: dict[tuple[str, str], float] = {}
+    for line in text.splitlines():
+        record = parsed(line)
+        node, at, measured = record.get("node"), number(record.get("at")), record.get("figures")
+        if not isinstance(node, str) or at is None or not isinstance(measured, dict):
+            raise Unreadable(f"no burn-in of a node: {line[:80]}")
+        verdicts[(node, str(record.get("verdict")))] = 1
+        times[(node,)] = at
+        for measure, value in measured.items():
+            read = number(value)
+            if read is not None:
+                figures[(node, measure)] = read
+    gauge(registry, "provision_burnin", "Verdict of the last burn-in", ["slurm_node", "verdict"], verdicts)
+    gauge(registry, "provision_burnin_timestamp_seconds", "When it was", ["slurm_node"], times)
+    gauge(
+        registry,
+        "provision_burnin_figure",
+        "A node's slowest GPU in the last burn-in, in GB/s or TFLOP/s as the measure says",
+        ["slurm_node", "measure"],
+        figures,
+    )
+
+
 SOURCES = (
     ("nodes", NODES, node_metrics),
     ("jobs", JOBS, job_metrics),
@@ -241,6 +269,7 @@ SOURCES = (
     ("shares", SHARES, share_metrics),
     ("database", DATABASE, database_metrics),
     ("acceptance", ACCEPTANCE, acceptance_metrics),
+    ("burnin", BURNIN, burnin_metrics),
 )
 
 
