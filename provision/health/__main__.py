@@ -4,6 +4,7 @@ provision-health check [--full] [--json]      read and judge; exit status 0 well
 provision-health slurm                        the same for Slurm's HealthCheckProgram: mends, drains, resumes
 provision-health prolog | epilog              before and after a job: quick, never asks slurmctld
 provision-health watch                        for a timer: reads, mends, writes metrics
+provision-health follow                       waits for kernel messages; one that tells of a fault starts a reading
 provision-health acknowledge [reset]          what was reported is dealt with (reset: GPUs were reset for it)
 provision-health history                      past verdicts, a line each time one changed
 provision-health kubernetes                   what the API server has of this node's condition, as JSON
@@ -39,6 +40,7 @@ PROLOG = (
     "device-files",
     "libraries",
 )
+READ = ("systemctl", "start", "--no-block", "provision-health.service")
 VERBS = (
     "check",
     "slurm",
@@ -69,6 +71,8 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     if verb == "judge" and len(options) == 1:
         return _judge(options[0])
+    if verb == "follow":
+        return _follow()
     if verb not in VERBS:
         print(__doc__, file=sys.stdout if verb in ("--help", "-h", "help") else sys.stderr)
         return 0 if verb in ("--help", "-h", "help") else 2
@@ -158,6 +162,17 @@ def _told(config: Any, state: dict[str, Any], verb: str, outcome: Any) -> list[s
     if said.startswith("ALERT"):
         untold[scheduler] = said
     return [said] if said else []
+
+
+def _follow() -> int:
+    from provision.health import agent, follow
+    from provision.health.sources.programs import run
+
+    try:
+        follow.follow(agent.kernel_messages(), lambda: print(run(READ).stderr, end="", file=sys.stderr))
+    except OSError as error:
+        print(f"error: kernel messages: {error}", file=sys.stderr)
+    return 1
 
 
 def _kubernetes(config: Any) -> int:

@@ -110,6 +110,25 @@ def test_alerts_come_in_time_and_go_after_the_mend(
         within(180, lambda a=alert, n=node: told("resolved", a, n), f"the end of {alert} of {node}")
 
 
+def test_an_xid_reaches_the_webhook_and_its_end_once_it_is_dealt_with(
+    admitted: Admitted, told: Told, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """The kernel's message starts a reading: no timer of minutes stands between."""
+    site = tmp_path / "lab.yml"
+    site.write_text(f"{site.read_text()}health: {{act: false}}\n")
+    applied = provision("apply", str(site), "--component", "health")
+    assert applied.rc == 0, bad(applied)
+    agent = "/usr/local/sbin/provision-health"
+    fatal = {"alert": "GpuXidFatal", "node": WORKER}
+    assert not told("firing", **fatal)
+    admitted.lab.fault("xid", WORKER, xid=79)
+    took = within(SOON, lambda: told("firing", **fatal), f"GpuXidFatal of {WORKER}")
+    record_property("GpuXidFatal", round(took, 1))
+    admitted.lab.fault("kernel-message", WORKER, undo=True)
+    admitted.on(WORKER, f"{agent} acknowledge reset && systemctl start provision-health")
+    within(180, lambda: told("resolved", **fatal), f"the end of GpuXidFatal of {WORKER}")
+
+
 def test_a_node_under_maintenance_is_silent_until_it_is_back(admitted: Admitted, told: Told) -> None:
     mark = f"scontrol update nodename={OTHER}"
     admitted.on(HEAD, f"{mark} state=drain reason='rolling maintenance'")

@@ -93,6 +93,22 @@ def test_nothing_is_lost_while_the_collector_is_away(cluster: Cluster) -> None:
     )
 
 
+def test_nothing_is_lost_while_the_head_is_switched_off(cluster: Cluster, lab: Lab) -> None:
+    """What nodes logged meanwhile, and what the head itself had logged before, are there afterwards."""
+    word = f"gap-{os.getpid()}"
+    cluster.must(HEAD, f"logger {word} head; journalctl --sync")
+    lab.power_loss(HEAD)
+    for node in (WORKER, OTHER):
+        for number in range(3):
+            lab.inside(node, f"logger {word} {number}")
+    lab.start(HEAD)
+    cluster.close()
+    cluster.shells.clear()
+    for node, expected in ((HEAD, ["head"]), (WORKER, ["0", "1", "2"]), (OTHER, ["0", "1", "2"])):
+        lines = [(node, f"{word} {what}") for what in expected]
+        arrives(lines, "--grep", f"^{word} ", "--limit", node, within=120)
+
+
 def test_a_node_is_brought_up_while_the_collector_is_away(cluster: Cluster) -> None:
     cluster.must(HEAD, f"systemctl stop {GATE}")
     cluster.must(OTHER, f"systemctl stop {SENDER}")

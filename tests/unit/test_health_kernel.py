@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.health import xid
+from provision.health import follow, xid
 from provision.health.finding import FAIL, PASS, UNKNOWN, WARN
 from provision.health.kernel import Event, address, events, parse
 
@@ -218,3 +220,60 @@ def test_application_errors_of_three_jobs_on_one_gpu_are_not_one_programs_fault(
 def test_events_of_another_gpu_explain_nothing() -> None:
     event, other = xid_of(45), Event("xid", "0000:2b:00.0", 13)
     assert xid.judge(event, [event, other], {}).verdict == WARN
+
+
+# ---- waiting for them
+
+
+class Enough(Exception):
+    """Ends what would wait for ever."""
+
+
+def followed(path: Path, *written: str) -> list[str]:
+    """What happens while `written` is logged, a part at each pause: pauses, rests, readings."""
+    found: list[str] = []
+    parts = list(written)
+
+    def wait(seconds: float) -> None:
+        found.append("rest" if seconds == follow.REST else "pause")
+        if not parts:
+            raise Enough
+        part = parts.pop(0)
+        if part == "anew":
+            path.write_text("")
+        else:
+            with path.open("a") as file:
+                file.write(part)
+
+    with pytest.raises(Enough):
+        follow.follow(path, lambda: found.append("read"), wait)
+    return found
+
+
+FAULT = "3,1001,5,-;NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.\n"
+CHATTER = "6,1002,6,-;usb 1-1: new device\n"
+
+
+def test_a_fault_that_is_logged_is_read_at_once_and_what_stood_there_before_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "kmsg"
+    path.write_text(FAULT)
+    assert followed(path) == ["pause"]
+    assert followed(path, FAULT) == ["pause", "read", "rest"]
+    assert followed(path, CHATTER, "") == ["pause", "pause", "pause"]
+
+
+def test_many_messages_are_one_reading_in_half_a_minute(tmp_path: Path) -> None:
+    path = tmp_path / "kmsg"
+    path.write_text("")
+    assert followed(path, FAULT * 10_000, FAULT * 10_000) == ["pause", "read", "rest", "read", "rest"]
+
+
+def test_a_file_that_was_begun_anew_is_followed_from_there(tmp_path: Path) -> None:
+    path = tmp_path / "kmsg"
+    path.write_text(CHATTER)
+    assert followed(path, "anew", FAULT) == ["pause", "pause", "read", "rest"]
+
+
+def test_kernel_messages_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        follow.follow(tmp_path / "none", lambda: None)

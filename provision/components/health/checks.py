@@ -17,6 +17,12 @@ def timer(at: Target) -> Found:
     return unit_runs(at, f"{exports.UNIT}.timer")
 
 
+@check("health-follow")
+def follower(at: Target) -> Found:
+    """What waits for kernel messages runs."""
+    return unit_runs(at, f"{exports.FOLLOWER}.service")
+
+
 @check("health-recent")
 def recent(at: Target) -> Found:
     """The last reading is not older than three of its intervals."""

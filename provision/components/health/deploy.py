@@ -29,6 +29,9 @@ def agent(on: Context) -> None:
     ops.file(unit, exports.service())
     ops.file(timer, exports.timer(settings))
     ops.unit(f"{exports.UNIT}.timer", reads=[timer, unit])
+    follower = f"/etc/systemd/system/{exports.FOLLOWER}.service"
+    ops.file(follower, exports.follower())
+    ops.unit(f"{exports.FOLLOWER}.service", reads=[follower, exports.COMPILED])
 
 
 def _slurm(on: Context) -> None:

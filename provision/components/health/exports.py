@@ -25,6 +25,7 @@ OFF = "/etc/provision/health.off"
 SLURM_PROGRAM = f"{LIBRARY}/health-slurm"
 PROLOG, EPILOG = "/etc/slurm/prolog.d/50-health", "/etc/slurm/epilog.d/50-health"
 UNIT = "provision-health"
+FOLLOWER = "provision-health-follow"
 TEXTFILE = "provision-health.prom"
 
 
@@ -114,6 +115,20 @@ ExecStart={COMPILED} watch
 # what it found is in its words, in the metrics and in the state; the unit itself has not failed
 SuccessExitStatus=1
 TimeoutStartSec=60
+"""
+
+
+def follower() -> str:
+    return f"""[Unit]
+Description=Reads the health of this node when the kernel tells of a fault
+StartLimitIntervalSec=0
+[Service]
+Type=exec
+ExecStart={COMPILED} follow
+Restart=always
+RestartSec=10
+[Install]
+WantedBy=multi-user.target
 """
 
 

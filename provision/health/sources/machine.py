@@ -385,21 +385,26 @@ class Kernel(Source):
     def text(self) -> str:
         """All records, one a line."""
         descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
-        parts: list[bytes] = []
         try:
-            while True:
-                try:
-                    part = os.read(descriptor, 1 << 16)
-                except BlockingIOError:
-                    break
-                except BrokenPipeError:
-                    continue  # the oldest records were overwritten meanwhile; the next read goes on behind them
-                if not part or len(parts) >= _MOST_PARTS:
-                    break
-                parts.append(part)
+            return available(descriptor)
         finally:
             os.close(descriptor)
-        return b"".join(parts).decode(errors="replace")
+
+
+def available(descriptor: int) -> str:
+    """The kernel's records from where `descriptor` stands to the last one, without waiting for more."""
+    parts: list[bytes] = []
+    while True:
+        try:
+            part = os.read(descriptor, 1 << 16)
+        except BlockingIOError:
+            break
+        except BrokenPipeError:
+            continue  # the oldest records were overwritten meanwhile; the next read goes on behind them
+        if not part or len(parts) >= _MOST_PARTS:
+            break
+        parts.append(part)
+    return b"".join(parts).decode(errors="replace")
 
 
 class Nvme(Source):
