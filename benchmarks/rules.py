@@ -3,9 +3,13 @@
     python -m benchmarks.rules [--nodes 1000] [--prometheus PATH]
 
 A real server, configured as on a monitor, scrapes that many simulated nodes on the loopback: of each a node exporter's
-series (64 processors, 3 file systems, 6 interfaces, 15 units) and the health agent's of 8 GPUs, of the head Slurm's of
-all nodes. What the rule that looks back furthest reads, 6 hours of free space, is in the store beforehand. A node in a
+series (64 processors, 8 memory controllers, 3 file systems, 6 interfaces, 15 units) and the health agent's of 8 GPUs,
+of the head Slurm's of all nodes. What rules look back at for an hour and more is in the store beforehand. A node in a
 hundred has a GPU with an XID: its alerts must come.
+
+Two figures of each group: how long its evaluation took, among scrapes and whatever else the machine did; and the
+processor time that its expressions need, asked one by one of the same server while it scrapes nothing. The second is
+what a limit can be held to on a busy machine: exit status 1 where all rules together need more of it than they may.
 """
 
 from __future__ import annotations
@@ -13,14 +17,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,11 +47,12 @@ from provision.health.readings import Device
 from provision.site.models import Site, SiteFile
 
 INTERVAL = 15  # seconds, the default of `monitoring.interval`
-HISTORY = 6 * 3600  # seconds, the longest range of any rule
 MOST = 10.0  # seconds that all rules together may take
+CONTROLLERS = 8  # of memory
 SICK = 100  # one node in so many
 GPUS = 8
 PLACES = (("/", "ext4"), ("/scratch", "xfs"), ("/home", "nfs4"))
+DEVICES = (*(f"ib{n}" for n in range(5)), "eth0")
 UNITS = (
     "ssh", "munge", "slurmd", "chrony", "prometheus-node-exporter", "systemd-journal-upload", "nvidia-persistenced",
     "nvidia-fabricmanager", "nvidia-dcgm", "provision-health", "docker", "containerd", "rpcbind", "cron", "dbus",
@@ -90,7 +97,7 @@ def node_exporter(now: float) -> str:
             for mode in ("idle", "iowait", "irq", "nice", "softirq", "steal", "system", "user")
         ]
         samples.append((f'node_cpu_core_throttles_total{{package="{cpu // 32}",core="{cpu % 32}"}}', 0))
-    for controller in range(16):
+    for controller in range(CONTROLLERS):
         samples += [
             (f'node_edac_{kind}_errors_total{{controller="{controller}"}}', 0)
             for kind in ("correctable", "uncorrectable")
@@ -107,7 +114,7 @@ def node_exporter(now: float) -> str:
                 ("files_free", 9e7),
             )
         ]
-    for device in (*(f"ib{n}" for n in range(5)), "eth0"):
+    for device in DEVICES:
         samples += [
             (f'node_network_{name}{{device="{device}"}}', 0)
             for name in (
@@ -272,20 +279,34 @@ def configuration(site: Site, folder: Path, nodes: int, own: int) -> Path:
     return path
 
 
-def history(names: Iterable[str], until: float) -> Iterator[str]:
-    """Free space of every file system up to now, as OpenMetrics."""
-    yield "# TYPE node_filesystem_avail_bytes gauge\n"
-    for name in names:
-        labels = f'device="/dev/x",group="gpu",instance="{name}:9100",job="node",node="{name}"'
-        for place, kind in PLACES:
-            series = f'node_filesystem_avail_bytes{{{labels},fstype="{kind}",mountpoint="{place}"}} {FREE:g}'
-            yield from (
-                f"{series} {until - HISTORY + step * INTERVAL:.3f}\n" for step in range(HISTORY // INTERVAL)
-            )
+def looked_back() -> Iterator[tuple[str, str, float, int]]:
+    """Name, labels, value and seconds of what rules look back at for long, on every node."""
+    for place, kind in PLACES:
+        labels = f'device="/dev/x",fstype="{kind}",mountpoint="{place}"'
+        yield "node_filesystem_avail_bytes", labels, FREE, 6 * 3600
+    for controller in range(CONTROLLERS):
+        for kind in ("correctable", "uncorrectable"):
+            yield f"node_edac_{kind}_errors_total", f'controller="{controller}"', 0, 3600
+    for device in DEVICES:
+        yield "node_network_carrier_changes_total", f'device="{device}"', 0, 3600
+
+
+def history(names: Sequence[str], until: float) -> Iterator[str]:
+    """All of `looked_back` up to now, as OpenMetrics."""
+    rows = sorted(looked_back())
+    for metric in dict.fromkeys(row[0] for row in rows):
+        yield f"# TYPE {metric} unknown\n"
+        for _, labels, value, seconds in (row for row in rows if row[0] == metric):
+            for name in names:
+                series = f'{metric}{{group="gpu",instance="{name}:9100",job="node",node="{name}",{labels}}} {value:g}'
+                first = until - seconds
+                yield from (
+                    f"{series} {first + step * INTERVAL:.3f}\n" for step in range(seconds // INTERVAL)
+                )
     yield "# EOF\n"
 
 
-def backfill(promtool: str, names: Iterable[str], store: Path) -> None:
+def backfill(promtool: str, names: Sequence[str], store: Path) -> None:
     path = store.with_name("history.txt")
     with path.open("w") as file:
         file.writelines(history(names, time.time()))
@@ -315,7 +336,7 @@ def free_port() -> int:
 def ask(port: int, path: str, **values: str) -> requests.Response:
     session = requests.Session()
     session.trust_env = False  # no proxy on the loopback
-    answer = session.get(f"http://127.0.0.1:{port}/{path}", params=values, timeout=60)
+    answer = session.get(f"http://127.0.0.1:{port}/{path}", params=values, timeout=300)
     answer.raise_for_status()
     return answer
 
@@ -364,10 +385,33 @@ def durations(port: int) -> dict[str, float]:
     }
 
 
+def processor_seconds(server: subprocess.Popen[bytes]) -> float:
+    """What the server has used so far."""
+    fields = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def needed(port: int, config: Path, server: subprocess.Popen[bytes]) -> dict[str, float]:
+    """Group of rules -> processor seconds of its expressions. The server scrapes and evaluates nothing meanwhile."""
+    moment = f"{time.time():.3f}"
+    document = yaml.safe_load(config.read_text()) | {"scrape_configs": [], "rule_files": []}
+    config.write_text(yaml.safe_dump(document))
+    server.send_signal(signal.SIGHUP)
+    until("no scrapes", partial(loaded, port, 0), server, 120)
+    time.sleep(INTERVAL)  # what was under way comes to its end
+    found: dict[str, float] = {}
+    for group in (group for groups in exports.rule_groups().values() for group in groups):
+        before = processor_seconds(server)
+        for rule in group["rules"]:
+            ask(port, "api/v1/query", query=rule["expr"], time=moment)
+        found[group["name"]] = processor_seconds(server) - before
+    return found
+
+
 def measure(
     nodes: int, prometheus: str, promtool: str, evaluations: int
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Figures by what they are; group of rules -> its longest evaluation in seconds."""
+) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
+    """Figures by what they are; group of rules -> seconds of its longest evaluation, and of a processor."""
     with tempfile.TemporaryDirectory(prefix="provision-benchmark-") as name:
         folder = Path(name)
         site = large_site(nodes, folder)
@@ -375,7 +419,7 @@ def measure(
         simulated = Nodes(site.head.name, workers)
         own = free_port()
         config = configuration(site, folder, simulated.port, own)
-        print("six hours of free space ...", file=sys.stderr, flush=True)
+        print("history ...", file=sys.stderr, flush=True)
         backfill(promtool, workers, folder / "data")
         server = subprocess.Popen(
             [
@@ -406,10 +450,11 @@ def measure(
             failed = query(own, "sum(prometheus_rule_evaluation_failures_total)")
             if failed:
                 raise SystemExit(f"{failed:g} evaluations of rules failed")
-            figures["all rules once, the longest of each group"] = sum(longest.values())
             figures["series in memory"] = query(own, "prometheus_tsdb_head_series")
             figures["memory, GiB"] = query(own, 'process_resident_memory_bytes{job="prometheus"}') / 2**30
-            return figures, longest
+            processor = needed(own, config, server)
+            groups = {name: (longest.get(name, 0.0), seconds) for name, seconds in processor.items()}
+            return figures, groups
         finally:
             server.terminate()
             server.wait()
@@ -428,14 +473,24 @@ def main() -> None:
     if options.prometheus is None:
         parser.error("no prometheus on PATH: name one by --prometheus, or apt-get install prometheus")
     promtool = str(Path(options.prometheus).with_name("promtool"))
-    figures, longest = measure(options.nodes, options.prometheus, promtool, options.evaluations)
-    table = Table("what", "seconds", box=None, title=f"{options.nodes} nodes", title_justify="left")
-    for what, value in [*figures.items(), *longest.items()]:
+    figures, groups = measure(options.nodes, options.prometheus, promtool, options.evaluations)
+    table = Table("what", "", box=None, title=f"{options.nodes} nodes", title_justify="left")
+    for what, value in figures.items():
         table.add_row(what, f"{value:.2f}")
-    Console(width=100).print(table)
-    total = figures["all rules once, the longest of each group"]
+    intervals = {
+        group["name"]: group.get("interval", f"{INTERVAL}s")
+        for found in exports.rule_groups().values()
+        for group in found
+    }
+    costs = Table("group", "every", "took, s", "needs, s of a processor", box=None)
+    for name, (took, seconds) in groups.items():
+        costs.add_row(name, intervals[name], f"{took:.2f}", f"{seconds:.2f}")
+    total = sum(seconds for _, seconds in groups.values())
+    costs.add_row("all once", "", f"{sum(took for took, _ in groups.values()):.2f}", f"{total:.2f}")
+    for each in (table, costs):
+        Console(width=100).print(each)
     if total > MOST:
-        raise SystemExit(f"{total:.1f} s for all rules, expected at most {MOST:g} s")
+        raise SystemExit(f"{total:.1f} s of a processor for all rules, expected at most {MOST:g} s")
 
 
 if __name__ == "__main__":
