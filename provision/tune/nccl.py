@@ -253,6 +253,8 @@ def measuring(
 
     def measure(wanted: Sequence[FabricSettings]) -> list[Trial]:
         runs: list[list[tuple[BurninResult | None, str]]] = [[] for _ in wanted]
+        minutes = len(wanted) * REPEATS * RUN_MINUTES
+        progress(f"{len(wanted)} settings, {REPEATS} times each: about {minutes:g} minutes")
         for repeat in range(REPEATS):
             for setting, found in zip(wanted, runs, strict=True):
                 environment = nccl_variables(setting, rdma=rdma)
