@@ -285,6 +285,8 @@ SAME = {
         ({**SAME, "ldconfig": (2, "ldconfig: not found")}, Verdict.UNKNOWN),
         ({**SAME, "/proc/driver/nvidia/version": (0, "gibberish")}, Verdict.UNKNOWN),
         ({**SAME, "nv-fabricmanager": (127, "not found")}, Verdict.UNKNOWN),
+        ({**SAME, "dpkg-query": (1, ""), "nv-fabricmanager": (127, "not found")}, Verdict.FAIL),
+        ({**SAME, "dpkg-query": (127, "not found"), "nv-fabricmanager": (0, "")}, Verdict.FAIL),
     ],
 )
 def test_one_version_in_all_places(answers: dict[str, tuple[int, str]], verdict: Verdict) -> None:

@@ -309,7 +309,7 @@ def service_limits(at: Target) -> Found:
 def journal_persistent(at: Target) -> Found:
     """The journal of this machine is on disk: what led to a crash is there after the reboot."""
     command = (
-        'id=$(cat /etc/machine-id) && [ -n "$id" ] && '
+        'id=$(cat /etc/machine-id) && { [ -n "$id" ] || { echo "it is empty" >&2; exit 1; }; } && '
         "if [ -e /var/log/journal/$id/system.journal ]; then echo disk; else echo memory; fi"
     )
     answer = at.host.run(command)

@@ -85,36 +85,43 @@ def compare(places: Mapping[str, str | None], wanted: str) -> Found:
 
 @check("nvidia-one-version", role="worker")
 def one_version(at: Target) -> Found:
-    """Package, loaded module, user-space library and running daemon are of the locked version."""
+    """Package, loaded module, user-space library and running daemon are of the locked version.
+
+    One of them that is known to be another is a failure, whatever the others are.
+    """
     chosen = _chosen(at)
     if isinstance(chosen, Found):
         return chosen
     lock = chosen.lock
     places: dict[str, str | None] = {}
+    unread: list[Found] = []
     name = next(iter(chosen.driver.wanted))
     package = at.host.run(at.profile.manager.version_of(name))
-    if package.rc not in (0, 1):
-        return unknown(package.stderr.strip(), source="package database")
-    places[f"package {name}"] = locking.upstream(package.stdout.strip()) or "none"
+    if package.rc in (0, 1):
+        places[f"package {name}"] = locking.upstream(package.stdout.strip()) or "none"
+    else:
+        unread.append(unknown(package.stderr.strip(), source="package database"))
     library = at.host.run(_LIBRARY)
-    if library.rc != 0:
-        return unknown(library.stderr.strip() or f"ldconfig: exit {library.rc}", source="ldconfig")
-    places["library libnvidia-ml"] = library_version(library.stdout) if library.stdout.strip() else "none"
+    if library.rc == 0:
+        places["library libnvidia-ml"] = library_version(library.stdout) if library.stdout.strip() else "none"
+    else:
+        unread.append(unknown(library.stderr.strip() or f"ldconfig: exit {library.rc}", source="ldconfig"))
     if not at.limited("module:nvidia"):
         loaded = at.host.run("cat /proc/driver/nvidia/version")
-        if loaded.rc == 127:
-            return unknown(loaded.stderr.strip(), source="/proc/driver/nvidia/version")
         try:
+            if loaded.rc == 127:
+                raise ValueError(loaded.stderr.strip())
             module = machine.parse_loaded(loaded.stdout.splitlines()[0] if loaded.stdout else "")
+            places["module"] = module.version if module else "none"
         except ValueError as error:
-            return unknown(str(error), source="/proc/driver/nvidia/version")
-        places["module"] = module.version if module else "none"
+            unread.append(unknown(str(error), source="/proc/driver/nvidia/version"))
     for unit, program in _daemons(lock).items():
         if at.limited(f"unit:{unit}.service"):
             continue
         answer = at.host.run(_DAEMON.format(unit=unit, program=program))
         if answer.rc != 0:
-            return unknown(answer.stderr.strip() or f"{program}: exit {answer.rc}", source=unit)
+            unread.append(unknown(answer.stderr.strip() or f"{program}: exit {answer.rc}", source=unit))
+            continue
         if "(deleted)" in answer.stdout:
             return Found(
                 Verdict.FAIL,
@@ -123,7 +130,8 @@ def one_version(at: Target) -> Found:
                 f"systemctl restart {unit}",
             )
         places[f"daemon {unit}"] = program_version(answer.stdout) if answer.stdout.strip() else "not running"
-    return compare(places, lock.driver)
+    found = compare(places, lock.driver)
+    return unread[0] if unread and found.verdict is Verdict.PASS else found
 
 
 def _daemons(lock: NvidiaLock) -> dict[str, str]:
