@@ -26,13 +26,14 @@ from provision.cli.common import (
 )
 from provision.cli.report import HtmlOption, JunitOption, write_reports
 from provision.report.model import Document
+from provision.site.hostlist import fold
 
 LEVEL_HELP = ", ".join(f"{level} ({MINUTES[level]:g} min)" for level in LEVELS)
 
 
 def burnin(
     site_name: Annotated[
-        str | None, typer.Argument(metavar="[SITE]", help="A site file, or the name of one in inventories/.")
+        str | None, typer.Argument(metavar="SITE", help="A site file, or the name of one in inventories/.")
     ] = None,
     limit: LimitOption = None,
     level: Annotated[str, typer.Option(help=f"How much: {LEVEL_HELP}.")] = "quick",
@@ -67,7 +68,10 @@ def burnin(
     site = open_site(site_name)
     nodes = limited(site, limit)
     if not any(node.has("worker") for node in nodes):
-        refuse(f"--limit {limit}: no worker among {', '.join(node.name for node in nodes)}")
+        among = f"--limit {limit}" if limit else str(site.path)
+        refuse(
+            f"{among}: no node is of role worker, which is what is burned in: {fold(node.name for node in nodes)}"
+        )
     password = ask_sudo_password(site, [site.head])
     options = Options(level=level, minutes=minutes, wait=wait)
     try:

@@ -104,6 +104,7 @@ def _show(findings: list[Finding], styles: dict[Verdict, tuple[str, str]]) -> No
         place = f"{finding.source}:{finding.line}" if finding.line else str(finding.source)
         found = finding.read and f"found {finding.read}"
         wanted = finding.expected and f"expected {finding.expected}"
-        said = [part for part in (found, wanted, finding.why, finding.action) if part]
-        line = Text(f"{place}: ").append(kind, style=style).append(f": {finding.subject}: {'; '.join(said)}")
+        said = "; ".join(part for part in (found, wanted, finding.why, finding.action) if part)
+        about = "" if finding.subject == place else f"{finding.subject}: "
+        line = Text(f"{place}: ").append(kind, style=style).append(f": {about}{said}")
         console.print(line, soft_wrap=True)

@@ -19,6 +19,7 @@ from provision.cli import complete
 from provision.cli.common import INTERRUPTED, WRONG_INPUT, JsonOption, print_json
 from provision.lab import InputError, Lab, LabError
 from provision.lab.faults import FAULTS
+from provision.lab.host import require_root
 from provision.lab.progress import Progress
 from provision.lab.state import DEFAULT_MODEL
 from provision.report.model import Document, Finding, NodeResult, Verdict, worst
@@ -78,6 +79,7 @@ class Live(Progress):
 def working(state: Path | None, verb: str = "", json: bool = False) -> Iterator[Lab]:
     """The lab with progress on standard error; its errors become exit statuses 1 and 2, and documents in `json`."""
     try:
+        require_root()
         if console.is_terminal:
             columns = (
                 SpinnerColumn(),

@@ -308,12 +308,21 @@ class RootShell:
         return explain_loss(self.name, text)
 
 
+_OWN_KEY = "ssh-copy-id puts your key on a node that still takes a password"
+
+
 def explain_loss(name: str, text: str) -> RemoteError:
     """Turn what ssh or sudo printed as it gave up into an error with advice. Pure."""
     lowered = text.lower()
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("@")]
     last = lines[-1] if lines else "the connection was closed without a word"
-    if "host identification has changed" in lowered or "host key verification failed" in lowered:
+    if "host key verification failed" in lowered and "has changed" not in lowered:
+        return RemoteError(
+            f"{name}: its ssh host key is not known here, and access.host_keys is strict",
+            "compare it with `ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` at the node's console, then log in "
+            "once by hand; or access.host_keys: accept-new",
+        )
+    if "host identification has changed" in lowered:
         return RemoteError(
             f"{name}: its ssh host key is not the known one",
             "if the node was reinstalled, remove the old key with `ssh-keygen -R` and look at the new one first; "
@@ -323,7 +332,9 @@ def explain_loss(name: str, text: str) -> RemoteError:
         # a key that cannot be used is only a warning to ssh, which then tries others
         keys = [line for line in lines[:-1] if line.startswith("Load key ") or "Identity file " in line]
         said = "; ".join([*keys, last])
-        return RemoteError(f"{name}: ssh: {said}", "check access.user and access.key of the site file")
+        return RemoteError(
+            f"{name}: ssh: {said}", f"check access.user and access.key of the site file; {_OWN_KEY}"
+        )
     if "a password is required" in lowered or "sudo:" in lowered:
         return RemoteError(
             f"{name}: {last}", "sudo wants a password: set access.sudo_password: true in the site file"

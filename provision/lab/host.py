@@ -60,10 +60,15 @@ def missing_packages(which: Callable[[str], str | None] = shutil.which, keyring:
     return sorted(missing)
 
 
+def require_root() -> None:
+    """Raise InputError for who can neither make a lab nor reach into one."""
+    if os.geteuid() != 0:
+        raise InputError("the lab needs root on this machine (containers, network namespaces): use sudo")
+
+
 def require() -> None:
     """Raise InputError unless this machine can make a lab."""
-    if os.geteuid() != 0:
-        raise InputError("a lab needs root on this machine (containers, network namespaces): run it as root")
+    require_root()
     missing = missing_packages()
     if missing:
         raise InputError(f"missing here: {' '.join(missing)}; run: apt-get install -y {' '.join(missing)}")

@@ -311,7 +311,9 @@ def _address_problems(site: Site) -> Iterator[Problem]:
             found = text.lower()
         else:
             if found.is_unspecified or found.is_multicast or found.is_loopback:
-                yield Problem("address", key, shown(text), "an address of one machine", why=f"of {node.name}")
+                yield Problem(
+                    "address", key, shown(text), "the address that others reach it by", why=f"of {node.name}"
+                )
                 continue
         owner = owners.setdefault(found, node)
         if owner.name != node.name:

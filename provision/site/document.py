@@ -104,7 +104,10 @@ def _read(path: Path, document: Document) -> str | None:
             content = opened.read(LARGEST_FILE + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        _broken(document, None, None, f"cannot be read: {reason}")
+        action = (
+            "`provision init FILE` writes one to start from" if isinstance(error, FileNotFoundError) else None
+        )
+        _broken(document, None, None, f"cannot be read: {reason}", action=action)
         return None
     if len(content) > LARGEST_FILE:
         _broken(document, None, None, f"larger than {LARGEST_FILE >> 20} MiB: not a site file")

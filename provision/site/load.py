@@ -60,6 +60,7 @@ def find(name: str) -> Path:
                 expected=f"a site file, or a name in {folder}{os.sep}"
                 + (f": {one_of(known)}" if known else ""),
                 nearest=nearest(name, known),
+                action=None if known else "`provision init` writes one to start from",
             ).at(name)
         ]
     )

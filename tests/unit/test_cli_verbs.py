@@ -154,6 +154,36 @@ def test_wrong_input_is_a_document_where_one_was_asked_for(
     assert said in done.stderr, "a person at the terminal reads it, too"
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plan", "tiny"], "expected a site file, or a name in inventories/; `provision init` writes one"),
+        (["plan", "tiny.yml"], "No such file or directory; `provision init FILE` writes one to start from"),
+        (["import", "ansible", "hosts"], "hosts: error: cannot be read: No such file or directory"),
+        (["burnin", "HEAD"], "tiny.yml: no node is of role worker, which is what is burned in: h1"),
+        (["burnin", "HEAD", "--limit", "h1"], "--limit h1: no node is of role worker"),
+    ],
+)
+def test_the_first_mistakes_of_a_newcomer_are_answered_with_the_next_step(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if "HEAD" in words:
+        Path("tiny.yml").write_text("cluster: tiny\ngroups:\n  head: {hosts: h1, roles: [head]}\n")
+    done = invoked(*("tiny.yml" if word == "HEAD" else word for word in words))
+    assert done.exit_code == 2
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize("words", [["up"], ["down"], ["status"], ["fault", "unplug", "lab-gpu-1"]])
+def test_the_lab_is_for_root(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    done = invoked("lab", *words, "--state", str(tmp_path / "lab"))
+    assert done.exit_code == 2
+    assert "the lab needs root on this machine" in done.stderr
+    assert not (tmp_path / "lab").exists()
+
+
 @pytest.mark.parametrize("words", [["--help"], ["check", "none.yml", "--json"]])
 def test_an_answer_that_cannot_be_written_is_one_line(words: list[str]) -> None:
     with open("/dev/full", "w") as full:

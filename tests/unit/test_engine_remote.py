@@ -226,7 +226,9 @@ def test_who_is_not_root_on_the_own_machine_becomes_it_by_sudo(
             "host key",
             "ssh-keygen -R",
         ),
+        ("Host key verification failed.", "is not known here", "access.host_keys: accept-new"),
         ("ops@n: Permission denied (publickey).", "Permission denied", "access.key"),
+        ("ops@n: Permission denied (publickey,password).", "Permission denied", "ssh-copy-id"),
         (
             'Load key "/k": error in libcrypto\nops@n: Permission denied (publickey).',
             '"/k": error',
