@@ -5,13 +5,17 @@ import re
 import subprocess
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from provision.burnin import run
 from provision.burnin.direct import UNIT, Direct, Ranks, start_script
 from provision.burnin.launch import LaunchError
 from provision.burnin.workload import spawn
 from provision.engine.remote import Output, RemoteError
+from provision.report.model import Verdict
+from provision.site.models import Site, SiteFile
 
 
 def test_the_start_passes_on_what_the_machine_sets(tmp_path: Path):
@@ -124,6 +128,31 @@ def test_ctrl_c_and_the_time_limit_stop_it_on_all_nodes():
     with pytest.raises(LaunchError, match="still ran after"):
         run()
     assert late["a"].stopped
+
+
+def test_an_interrupted_burn_in_over_ssh_tells_nothing_of_any_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    text = {
+        "cluster": "small",
+        "groups": {
+            "head": {"hosts": "h", "roles": ["head"]},
+            "gpu": {"hosts": "n[1-2]", "roles": ["worker"]},
+        },
+    }
+    site = Site.from_file(SiteFile.model_validate(text), tmp_path / "small.yml")
+    nodes = {"n1": Node(polls=99), "n2": Node(polls=99)}
+    monkeypatch.setattr(
+        run, "connect", lambda site, node, **_: SimpleNamespace(run=nodes[node.name], close=lambda: None)
+    )
+    stop = threading.Event()
+    stop.set()
+    document = run._directly(site, list(site.nodes.values()), run.Options(), None, lambda line: None, stop)
+    assert document.details["interrupted"]
+    assert {name: node.reason for name, node in document.nodes.items()} == dict.fromkeys(nodes, "interrupted")
+    assert document.verdict is Verdict.UNKNOWN
+    assert {finding.action for finding in document.findings} == {"run it again"}
+    assert all(node.stopped for node in nodes.values())
 
 
 def test_ranks_of_a_node_live_on_when_one_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
