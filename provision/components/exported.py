@@ -4,7 +4,8 @@
     PORTS = (Port(9100, "*", "node exporter"),)
     SCRAPE = (Scrape("node", "*", 9100),)
 
-The firewall reads `PORTS`, Prometheus reads `SCRAPE`, of every component that the site file names.
+The firewall reads `PORTS`, Prometheus reads `SCRAPE`, of every component that the site file names; what depends on the
+site is a function of it.
 """
 
 from __future__ import annotations
@@ -53,4 +54,5 @@ def scrapes(site: Site) -> Iterator[Scrape]:
 def _exported(site: Site, name: str) -> Iterator[Any]:
     for component in COMPONENTS:
         if site.enabled(component):
-            yield from getattr(import_module(f"provision.components.{component}.exports"), name, ())
+            found = getattr(import_module(f"provision.components.{component}.exports"), name, ())
+            yield from found(site) if callable(found) else found

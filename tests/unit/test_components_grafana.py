@@ -34,7 +34,8 @@ def test_grafana_is_reached_by_tls_and_login_alone(tmp_path: Path) -> None:
 
 
 def test_grafana_asks_prometheus_with_the_clusters_password(tmp_path: Path) -> None:
-    (source,) = yaml.safe_load(exports.datasource_yml(make_site(tmp_path).head, b"pw"))["datasources"]
+    site = make_site(tmp_path)
+    (source,) = yaml.safe_load(exports.datasource_yml(site, site.head, b"pw"))["datasources"]
     assert source["url"] == "https://192.0.2.1:9090"
     assert source["secureJsonData"]["basicAuthPassword"] == "pw"
     assert source["secureJsonData"]["tlsCACert"] == "$__file{/etc/provision/tls/ca.crt}"

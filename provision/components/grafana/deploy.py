@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from provision.components.certificates import exports as certificates
 from provision.components.grafana import exports
+from provision.components.grafana.repository import repository
 from provision.components.grafana.settings import GrafanaSettings
 from provision.engine import ops
 from provision.engine.deploy import Context, step
@@ -13,13 +14,13 @@ from provision.engine.deploy import Context, step
 def monitor(on: Context) -> None:
     if on.node.name != exports.first_monitor(on.site).name:
         return
-    _repository(on)
+    repository(on)
     ops.packages(*on.profile.packages("grafana"))
     chosen = on.settings(GrafanaSettings)
     ops.file(exports.PASSWORD, on.secrets["grafana.password"], mode="600", secret=True)
     ops.file(
         exports.DATASOURCE,
-        exports.datasource_yml(on.node, on.secrets["monitoring.password"]),
+        exports.datasource_yml(on.site, on.node, on.secrets["monitoring.password"]),
         mode="640",
         group="grafana",
         secret=True,
@@ -31,13 +32,3 @@ def monitor(on: Context) -> None:
     ops.file(exports.DROPIN, exports.dropin(on.node, chosen))
     reads = [exports.DROPIN, exports.DATASOURCE, exports.PROVIDER, exports.PASSWORD, certificates.CERTIFICATE]
     ops.unit(exports.UNIT, reads=reads)
-
-
-def _repository(on: Context) -> None:
-    """The repository, trusted by its own key alone."""
-    source, text, key = (on.profile.path(f"grafana.{part}") for part in ("source", "entry", "key"))
-    ops.packages(*on.profile.packages("grafana-repository"))
-    ops.ensure(
-        "Grafana's key", test=exports.key_test(key), make=exports.key_make(key), requires="gpg", owns=(key,)
-    )
-    ops.file(source, text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets as random
 from shlex import quote
+from typing import Any
 
 import yaml
 
@@ -11,6 +12,8 @@ from provision.components.certificates import exports as certificates
 from provision.components.exported import Port
 from provision.components.grafana.dashboards import DASHBOARDS, build
 from provision.components.grafana.settings import GrafanaSettings
+from provision.components.logs import exports as logs
+from provision.components.logs import loki
 from provision.components.prometheus import exports as prometheus
 from provision.engine.deploy import Secret
 from provision.site.models import Node, Site
@@ -63,8 +66,8 @@ def provider_yml() -> str:
     return yaml.safe_dump(document, sort_keys=False)
 
 
-def datasource_yml(node: Node, password: bytes) -> str:
-    """How Grafana asks Prometheus, with the password in clear text: write it as a secret."""
+def datasource_yml(site: Site, node: Node, password: bytes) -> str:
+    """How Grafana asks Prometheus, with the password in clear text: write it as a secret. Loki, where there is one."""
     document = {
         "apiVersion": 1,
         "datasources": [
@@ -82,10 +85,34 @@ def datasource_yml(node: Node, password: bytes) -> str:
                     "basicAuthPassword": password.decode(),
                     "tlsCACert": f"$__file{{{certificates.AUTHORITY}}}",
                 },
-            }
+            },
+            *_loki(site),
         ],
     }
     return yaml.safe_dump(document, sort_keys=False)
+
+
+def _loki(site: Site) -> list[dict[str, Any]]:
+    """Grafana documentation, "Configure the Loki data source", "Provision the data source"."""
+    to = logs.collector(site)
+    if to is None or not logs.by_loki(site):
+        return []
+    _, key = certificates.credentials(UNIT)
+    return [
+        {
+            "name": "Loki",
+            "uid": "provision-loki",
+            "type": "loki",
+            "access": "proxy",
+            "url": loki.url(to),
+            "jsonData": {"tlsAuth": True, "tlsAuthWithCACert": True},
+            "secureJsonData": {
+                "tlsCACert": f"$__file{{{certificates.AUTHORITY}}}",
+                "tlsClientCert": f"$__file{{{certificates.CERTIFICATE}}}",
+                "tlsClientKey": f"$__file{{{key}}}",
+            },
+        }
+    ]
 
 
 def dropin(node: Node, chosen: GrafanaSettings) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
-from provision.components.logs import exports
+from provision.components.logs import exports, loki
 from provision.report.model import Verdict
+from provision.site.models import Node
 from provision.verify.check import Found, Target, check, expect, skip, unknown
+from provision.verify.systemd import unit_runs
 
 _ON_THE_WAY = 15  # seconds: a node sends what it logs at once
 
@@ -19,7 +22,7 @@ class _Unreadable(Exception):
 def arrive(at: Target) -> Found:
     """The node's newest line, but for those that may be on the way, is where journals are gathered."""
     gathers = exports.collector(at.site)
-    if gathers is None or gathers.name == at.node.name:
+    if gathers is None or (gathers.name == at.node.name and not exports.by_loki(at.site)):
         return skip("its journal lies beside the gathered ones")
     other = at.on(gathers.name)
     if other is None:
@@ -28,20 +31,24 @@ def arrive(at: Target) -> Found:
     match = f"_HOSTNAME={name}"
     try:
         here = _newest(at.host, f"journalctl {match} --until=-{_ON_THE_WAY}s")
-        there = _newest(other, f"journalctl --directory={exports.FOLDER} {match}")
+        there = _gathered(at, other, match, gathers)
     except _Unreadable as error:
         return unknown(str(error), source="journalctl")
     if here is None:
         return unknown("its own journal is empty", source="journalctl")
-    wanted = f"its lines until {here.at:%H:%M:%S} UTC"
-    source = f"{exports.FOLDER} on {gathers.name}"
-    if there is not None and there.at >= here.at:
+    wanted = f"its lines until {here:%H:%M:%S} UTC"
+    source, sender = (
+        (f"Loki on {gathers.name}", loki.ALLOY)
+        if exports.by_loki(at.site)
+        else (f"{exports.FOLDER} on {gathers.name}", exports.SENDER)
+    )
+    if there is not None and there >= here:
         return Found(Verdict.PASS, wanted, wanted, source=source)
     return Found(
         Verdict.FAIL,
-        "nothing of it" if there is None else f"its lines until {there.at:%H:%M:%S} UTC",
+        "nothing of it" if there is None else f"its lines until {there:%H:%M:%S} UTC",
         wanted,
-        action=f"on {at.node.name}: systemctl status {exports.SENDER}; nothing is lost, it goes on where it stopped",
+        action=f"on {at.node.name}: systemctl status {sender}; nothing is lost, it goes on where it stopped",
         source=source,
     )
 
@@ -52,6 +59,8 @@ def listens(at: Target) -> Found:
     gathers = exports.collector(at.site)
     if gathers is None or gathers.name != at.node.name:
         return skip("journals are gathered on the first monitor")
+    if exports.by_loki(at.site):
+        return unit_runs(at, f"{loki.LOKI}.service")
     units = (exports.GATE, exports.SOCKET, exports.RECEIVER, exports.KEEPER)
     answer = at.host.run(f"systemctl show -p ActiveState --value {' '.join(units)}")
     states = answer.stdout.split()
@@ -66,8 +75,22 @@ def listens(at: Target) -> Found:
     )
 
 
-def _newest(host: Any, command: str) -> exports.Entry | None:
-    """The newest entry of a journal, None where it has none. Raises _Unreadable."""
+def _gathered(at: Target, collector: Any, match: str, gathers: Node) -> datetime | None:
+    """When the newest line of the node that was gathered was logged. Raises _Unreadable."""
+    if not exports.by_loki(at.site):
+        return _newest(collector, f"journalctl --directory={exports.FOLDER} {match}")
+    answer = collector.run(loki.newest(at.node, gathers))
+    if answer.rc != 0:
+        raise _Unreadable(f"Loki: {answer.stderr.strip() or answer.stdout.strip()[:200]}")
+    try:
+        moment = loki.parse(answer.stdout)
+    except ValueError as error:
+        raise _Unreadable(str(error)) from error
+    return None if moment is None else datetime.fromtimestamp(moment, UTC)
+
+
+def _newest(host: Any, command: str) -> datetime | None:
+    """When the newest entry of a journal was logged, None where it has none. Raises _Unreadable."""
     answer = host.run(f"{command} --no-pager --quiet --lines=1 --output=json")
     if answer.rc not in (0, 1) or (answer.rc == 1 and answer.stderr.strip()):
         raise _Unreadable(answer.stderr.strip() or f"journalctl: exit status {answer.rc}")
@@ -75,4 +98,4 @@ def _newest(host: Any, command: str) -> exports.Entry | None:
         entries = exports.parse(answer.stdout)
     except ValueError as error:
         raise _Unreadable(str(error)) from error
-    return entries[-1] if entries else None
+    return entries[-1].at if entries else None

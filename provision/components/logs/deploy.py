@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 from provision.components.certificates import exports as certificates
-from provision.components.logs import exports
+from provision.components.grafana.repository import repository
+from provision.components.logs import exports, loki
 from provision.components.logs.settings import LogsSettings
 from provision.engine import ops
 from provision.engine.deploy import Context, step
+from provision.site.models import Node
+
+
+def _loki(on: Context) -> None:
+    repository(on)
+    ops.packages(*on.profile.packages("loki"))
+    dropin = exports.dropin_path(f"{loki.LOKI}.service")
+    config = loki.loki_yml(on.node, on.settings(LogsSettings))
+    ops.file(loki.CONFIG, config, validate="loki -verify-config -config.file={}")
+    ops.file(dropin, loki.loki_dropin())
+    ops.unit(loki.LOKI, reads=[dropin, loki.CONFIG, certificates.CERTIFICATE])
+
+
+def _alloy(on: Context, to: Node) -> None:
+    repository(on)
+    ops.packages(*on.profile.packages("alloy"))
+    dropin = exports.dropin_path(f"{loki.ALLOY}.service")
+    ops.file(loki.ALLOY_CONFIG, loki.alloy(on.site, on.node, to), validate="alloy fmt {}", comment="//")
+    ops.file(dropin, loki.alloy_dropin())
+    ops.unit(loki.ALLOY, reads=[dropin, loki.ALLOY_CONFIG, certificates.CERTIFICATE])
 
 
 @step("monitor", after=[("certificates", "self")])
 def receive(on: Context) -> None:
     gathers = exports.collector(on.site)
     if gathers is None or gathers.name != on.node.name:
+        return
+    if exports.by_loki(on.site):
+        _loki(on)
         return
     ops.packages(*on.profile.packages("journal-remote"), *on.profile.packages("stunnel"))
     ops.directory(exports.FOLDER, user="systemd-journal-remote", group="systemd-journal-remote")
@@ -34,6 +58,9 @@ def receive(on: Context) -> None:
 @step("*", after=[("certificates", "self")])
 def send(on: Context) -> None:
     to = exports.collector(on.site)
+    if to is not None and exports.by_loki(on.site):
+        _alloy(on, to)
+        return
     if to is None or to.name == on.node.name:  # its own journal lies beside the gathered ones
         return
     ops.packages(*on.profile.packages("journal-remote"))

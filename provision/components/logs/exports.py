@@ -12,13 +12,13 @@ from typing import Any
 
 from provision.components.certificates import exports as certificates
 from provision.components.exported import Port
+from provision.components.logs import loki
 from provision.components.logs.settings import LogsSettings
 from provision.site.models import Node, Site
 from provision.site.names import bracketed
 from provision.site.problem import Problem
 
 PORT = 19532
-PORTS = (Port(PORT, "monitor", "journals of nodes"),)
 
 FOLDER = "/var/log/journal/remote"  # where `journalctl --merge` looks, too
 USER = "systemd-journal-remote"
@@ -37,6 +37,20 @@ _INSIDE = "/run/provision-logs.socket"
 def collector(site: Site) -> Node | None:
     """The node that gathers the journals: the first monitor; None where there is none."""
     return next(iter(site.with_role("monitor")), None)
+
+
+def by_loki(site: Site) -> bool:
+    """Whether logs go to Loki, and not to a journal."""
+    section = site.section("logs")
+    return isinstance(section, LogsSettings) and section.loki is not None
+
+
+def PORTS(site: Site) -> tuple[Port, ...]:
+    return (
+        (Port(loki.PORT, "monitor", "Loki"),)
+        if by_loki(site)
+        else (Port(PORT, "monitor", "journals of nodes"),)
+    )
 
 
 def dropin_path(unit: str) -> str:
