@@ -1,6 +1,7 @@
 """Where a process belongs in the job: read from what srun, torchrun or nobody put into the environment."""
 
 import socket
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -159,3 +160,17 @@ def test_a_peer_without_a_way_is_told_and_ends_nothing():
 
 def test_networks_of_the_loopback_are_read_with_their_length():
     assert "127.0.0.1/8" in network.held_networks()["lo"]
+
+
+def test_the_users_file_wins_over_the_systems_and_both_are_read(tmp_path: Path):
+    system, own = tmp_path / "nccl.conf", tmp_path / ".nccl.conf"
+    system.write_text("# by the site\nNCCL_SOCKET_IFNAME==ens2\nNCCL_IB_TC=106 # lossless\n")
+    assert network.nccl_configuration({"HOME": str(tmp_path)}, system) == {
+        "NCCL_SOCKET_IFNAME": "=ens2",
+        "NCCL_IB_TC": "106",
+    }
+    own.write_text("NCCL_IB_TC=0\n")
+    assert network.nccl_configuration({"HOME": str(tmp_path)}, system)["NCCL_IB_TC"] == "0"
+    other = {"HOME": str(tmp_path), "NCCL_CONF_FILE": str(tmp_path / "none")}
+    assert network.nccl_configuration(other, system)["NCCL_IB_TC"] == "106"
+    assert network.nccl_configuration({"HOME": "/nonexistent"}, tmp_path / "none") == {}

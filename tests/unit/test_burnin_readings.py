@@ -85,6 +85,8 @@ def test_kernel_records_read_like_dmesg():
 )
 def test_what_tells_of_hardware_is_kept(line: str):
     assert kernel.telling([line, "systemd[1]: Started something"]) == [line]
+    parameters = "[    0.000000] Kernel command line: quiet driver_async_probe=mlx5_core"
+    assert kernel.telling([parameters, line]) == [line]
 
 
 def test_a_kernel_log_that_cannot_be_read_says_why(monkeypatch: pytest.MonkeyPatch):

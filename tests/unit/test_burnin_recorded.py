@@ -51,7 +51,12 @@ def test_one_wrong_element_fails_whatever_the_speed() -> None:
     assert judge(wrong, {"node-1": Expected(gpus=2)}).verdict is Verdict.FAIL
 
 
-RUNS = {"h200-x1-quick.json": 1, "h200-x2-slurm-quick.json": 2, "h200-x2-standard.json": 2}
+RUNS = {
+    "h200-x1-quick.json": 1,
+    "h200-x1-slurm-quick.json": 1,
+    "h200-x2-slurm-quick.json": 2,
+    "h200-x2-standard.json": 2,
+}
 
 
 @pytest.mark.parametrize(("name", "gpus"), RUNS.items())

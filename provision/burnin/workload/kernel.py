@@ -17,6 +17,8 @@ TELLING = re.compile(
     re.IGNORECASE,
 )
 
+PARAMETERS = re.compile(r"\b(Kernel c|C)ommand line: ")  # names of drivers, and no message of theirs
+
 
 class Messages:
     """The kernel's messages from now on, and those from the boot until now."""
@@ -85,7 +87,8 @@ def line_of(record: str) -> str:
 
 def telling(lines: list[str]) -> list[str]:
     """The last of the lines that tell of hardware. Pure."""
-    return [line for line in lines if TELLING.search(line) or "ran over" in line][-MOST_LINES:]
+    told = [line for line in lines if TELLING.search(line) or "ran over" in line]
+    return [line for line in told if not PARAMETERS.search(line)][-MOST_LINES:]
 
 
 def _said(error: Exception) -> str:

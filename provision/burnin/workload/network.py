@@ -10,9 +10,13 @@ import ctypes
 import ctypes.util
 import ipaddress
 import os
+import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Callable
+
+_SETTING = re.compile(r"^\s*(NCCL_[A-Z0-9_]+)\s*=\s*([^\n#]*)", re.MULTILINE)
 
 
 class NetworkError(Exception):
@@ -118,6 +122,19 @@ def _source_address(peer: str) -> str:
         except OSError as error:
             raise NetworkError(f"no way to {peer} ({where[0]}): {error}") from error
         return str(probe.getsockname()[0])
+
+
+def nccl_configuration(env: Mapping[str, str], system: Path = Path("/etc/nccl.conf")) -> dict[str, str]:
+    """What files tell NCCL on this node, the user's before the system's; `env` wins over both."""
+    own = Path(env.get("NCCL_CONF_FILE") or Path(env.get("HOME", "/root")) / ".nccl.conf")
+    found: dict[str, str] = {}
+    for path in (system, own):
+        try:
+            text = path.read_text(errors="replace")
+        except OSError:  # NCCL says nothing of it either
+            continue
+        found.update((name, value.strip()) for name, value in _SETTING.findall(text))
+    return found
 
 
 def check_master(host: str, master: str, held: Mapping[str, str]) -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import textwrap
 import traceback
+from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import FrameType
@@ -250,7 +251,8 @@ class Run:
             network.check_master(place.host, self.given.get(place.master, place.master), held)
         address, interface = network.cluster_address(place.host, others, self.given, held)
         backend = self.document["backend"]
-        self._set_environment(interface)
+        configured = network.nccl_configuration(os.environ)
+        self._set_environment(interface, configured)
         if cuda:
             torch.cuda.set_device(device)
             torch.backends.cuda.matmul.allow_tf32 = False
@@ -258,7 +260,7 @@ class Run:
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // place.local_world_size))
         self.document["environment"] = {
             name: value
-            for name, value in sorted(os.environ.items())
+            for name, value in sorted((configured | os.environ).items())
             if name.startswith(("NCCL_", "GLOO_", "OMP_", "CUDA_VISIBLE", "TORCH_NCCL_"))
         }
         me = {
@@ -309,8 +311,8 @@ class Run:
             f"{_ranks(place.world_size)} on {', '.join(self.document['nodes'])}: {backend} over {interface}"
         )
 
-    def _set_environment(self, interface: str) -> None:
-        """What the job needs; whatever the machine or a person has set stays as it is."""
+    def _set_environment(self, interface: str, configured: Mapping[str, str]) -> None:
+        """What the job needs; whatever the machine or a person has set, or `configured`, stays as it is."""
         wanted = {"GLOO_SOCKET_IFNAME": interface}
         if interface != "lo":
             wanted["NCCL_SOCKET_IFNAME"] = f"={interface}"
@@ -321,7 +323,8 @@ class Run:
             wanted["NCCL_DEBUG_SUBSYS"] = "INIT,ENV,NET" + ("" if self.level.name == "soak" else ",TUNING")
             wanted["NCCL_DEBUG_FILE"] = str(self.log.folder / f"nccl-{self.place.rank:04d}.log")
         for name, value in wanted.items():
-            os.environ.setdefault(name, value)
+            if name not in configured:
+                os.environ.setdefault(name, value)
 
     def _measure(self) -> None:
         """Every part that was asked for, in an order that is the same on all ranks."""
