@@ -102,7 +102,7 @@ def _apptainer(on: Context) -> None:
     ops.ensure(
         "NCCL's configuration in Apptainer's containers" if wanted else "Apptainer as it was",
         test=f"{bound} || exit 1" if wanted else f"! {bound} || exit 1",
-        make=f"apptainer config global --{'add' if wanted else 'unset'} 'bind path' {NCCL}",
+        make=f"apptainer config global --{'set' if wanted else 'unset'} 'bind path' {NCCL}",
         requires="apptainer",
     )
 
