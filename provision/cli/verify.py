@@ -20,7 +20,7 @@ from provision.cli.common import (
     refuse,
 )
 from provision.cli.report import HtmlOption, JunitOption, write_reports
-from provision.site.problem import instead
+from provision.site.problem import nearest
 from provision.verify.journaled import verify_journaled
 from provision.verify.progress import watching
 from provision.verify.run import components_of
@@ -49,7 +49,9 @@ def verify(
     named = components_of(cluster)
     for name in component or []:
         if name not in named:
-            refuse(f"--component {name}: has no checks in {cluster.cluster}; {instead(name, named)}")
+            close = nearest(name, named)
+            advice = f"did you mean {close}?" if close else f"these have: {', '.join(named)}"
+            refuse(f"--component {name}: has no checks in {cluster.cluster}; {advice}")
     password = ask_sudo_password(cluster, nodes)
     with watching([node.name for node in nodes]) as progress:
         document = verify_journaled(
