@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -23,9 +25,9 @@ from provision.cli.common import (
     open_site,
     refuse,
 )
-from provision.engine.journal import journaled
-from provision.report import store
+from provision.engine.journal import Journal, journaled
 from provision.report.model import Document, Verdict, worst
+from provision.report.store import state_directory
 from provision.report.terminal import STYLES
 from provision.report.text import printable
 from provision.site.models import Node, Site
@@ -43,6 +45,9 @@ def health(
     watch: Annotated[
         bool, typer.Option("--watch", help=f"Again every {PAUSE} seconds, until Ctrl-C.")
     ] = False,
+    history: Annotated[
+        bool, typer.Option("--history", help="Only what nodes have said before: each change, with its time.")
+    ] = False,
     acting: Annotated[
         str | None,
         typer.Option(
@@ -56,8 +61,8 @@ def health(
 ) -> None:
     """Ask the health agents of all nodes at once: node, verdict, first reason, what to do.
 
-    Also compared: drivers, firmware and clocks among nodes, and how often a node's verdict changed. A node that
-    does not answer is unknown, never healthy: exit status 1.
+    Also compared: drivers, firmware and clocks among nodes, and how often a node's verdict changed within a day. A node
+    that does not answer is unknown, never healthy: exit status 1.
 
     Example: provision health atlas --limit gpu --watch
     """
@@ -69,38 +74,59 @@ def health(
         )
     if acting not in (None, "on", "off"):
         refuse(f"--acting {acting}: expected on or off")
-    password = ask_sudo_password(cluster, nodes)
+    password = None if history else ask_sudo_password(cluster, nodes)
     if acting is not None:
         answer(_switched(cluster, nodes, acting, password), as_json)
-    while True:
-        document = _asked(cluster, nodes, full, password, timeout)
-        keep(document, cluster)
-        if as_json or not watch:
-            break
-        Console().clear()
-        show(document)
-        time.sleep(PAUSE)
+    if history:
+        document = _history(cluster, {node.name for node in nodes})
+        if as_json:
+            answer(document, as_json)
+        show_history(document)
+        raise typer.Exit(document.exit_status)
+    with journaled(cluster, "health", looking=True) as entry:
+        known = [agents.Change.of(at, event) for at, event in entry.told(agents.EVENT)]
+        while True:
+            began = time.monotonic()
+            with Console(stderr=True).status(f"asking {len(nodes)} nodes"):
+                answers = agents.ask(cluster, nodes, full=full, sudo_password=password, timeout=timeout)
+            new = agents.changes(known, answers, time.time())
+            known += new
+            document = agents.document(cluster, answers, known, began)
+            entry.add([(each.at, each.event) for each in new])
+            entry.verdict = document.verdict
+            if as_json or not watch:
+                break
+            keep(document, cluster)
+            Console().clear()
+            show(document)
+            time.sleep(PAUSE)
+        entry.conclude(document)
+    keep(document, cluster)
     if as_json:
         answer(document, as_json)
     show(document)
     raise typer.Exit(document.exit_status)
 
 
-def _asked(site: Site, nodes: Sequence[Node], full: bool, password: str | None, timeout: float) -> Document:
+def _history(site: Site, nodes: Collection[str]) -> Document:
+    """What nodes have said so far, as this machine's journal has it; their last verdicts are the whole's."""
     began = time.monotonic()
-    with journaled(site, "health", looking=True) as entry:
-        with Console(stderr=True).status(f"asking {len(nodes)} nodes"):
-            answers = agents.ask(site, nodes, full=full, sudo_password=password, timeout=timeout)
-        document = agents.document(site, answers, store.recent(site, "health", 10), began)
-        entry.add(
-            (
-                time.time(),
-                {"event": "health", "node": each.node, "verdict": each.verdict, "reason": each.reason},
-            )
-            for each in answers
-        )
-        entry.conclude(document)
-    return document
+    told = Journal(state_directory(site)).told(agents.EVENT)
+    changes = [each for each in (agents.Change.of(at, event) for at, event in told) if each.node in nodes]
+    last = {each.node: Verdict(each.verdict) for each in changes}
+    return Document(
+        verb="health",
+        site=site.cluster,
+        verdict=worst(last.values()),
+        seconds=round(time.monotonic() - began, 3),
+        findings=agents.flapping(changes, sorted(last), time.time()),
+        details={
+            "history": [
+                asdict(each) | {"at": datetime.fromtimestamp(each.at, UTC).isoformat(timespec="seconds")}
+                for each in changes
+            ]
+        },
+    )
 
 
 def _switched(site: Site, nodes: Sequence[Node], acting: str, password: str | None) -> Document:
@@ -116,6 +142,29 @@ def _switched(site: Site, nodes: Sequence[Node], acting: str, password: str | No
         )
         entry.conclude(document)
     return document
+
+
+def show_history(document: Document) -> None:
+    """A row a change, the latest last."""
+    console = Console() if sys.stdout.isatty() else Console(width=1000)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in ("since", "node", "verdict", "first reason"):
+        table.add_column(column, overflow="fold", no_wrap=column != "first reason")
+    for each in document.details["history"]:
+        at = datetime.fromisoformat(each["at"]).astimezone()
+        table.add_row(
+            f"{at:%Y-%m-%d %H:%M:%S}",
+            Text(printable(each["node"])),
+            Text(each["verdict"], STYLES[Verdict(each["verdict"])]),
+            Text(printable(each["reason"] or "")),
+        )
+    if document.details["history"]:
+        console.print(table)
+    else:
+        console.print("nothing yet: provision health SITE")
+    for finding in document.findings:
+        line = f"{finding.verdict} {finding.check} {finding.subject}: {finding.read}, expected {finding.expected}"
+        console.print(Text(printable(line), STYLES[finding.verdict]))
 
 
 def show(document: Document) -> None:

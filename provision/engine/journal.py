@@ -1,7 +1,7 @@
 """What was done where, when, with what outcome: SQLite, one file a site.
 
 It makes runs comparable and tells what a node's next run will ask it; it is never asked what is true of a node. Every
-run keeps its line; the events of the last 50 runs are kept.
+run keeps its line; the events of the last 50 runs of each verb are kept.
 """
 
 from __future__ import annotations
@@ -88,8 +88,9 @@ class Journal:
         self._do("INSERT INTO events(run, at, node, event, content) VALUES (?, ?, ?, ?, ?)", rows)
 
     def forget(self, keep: int = KEEP) -> None:
-        """Remove the events of all but the last `keep` runs, and give their space back."""
-        old = "SELECT run FROM runs ORDER BY started DESC, run DESC LIMIT -1 OFFSET ?"
+        """Remove the events of all but the last `keep` runs of each verb, and give their space back."""
+        places = "row_number() OVER (PARTITION BY verb ORDER BY started DESC, run DESC) AS place"
+        old = f"SELECT run FROM (SELECT run, {places} FROM runs) WHERE place > ?"
         some = f"SELECT rowid FROM events WHERE run IN ({old}) LIMIT ?"
         while self._do(f"DELETE FROM events WHERE rowid IN ({some})", [(keep, _STEP)]):
             with self._said(), closing(self._open()) as db:
@@ -125,6 +126,11 @@ class Journal:
         )
         names = ("run", "verb", "holder", "site", "started", "ended", "verdict")
         return [dict(zip(names, row, strict=True)) for row in rows]
+
+    def told(self, event: str) -> list[tuple[float, dict[str, Any]]]:
+        """What is kept of all events of this kind, with their moments, the earliest first."""
+        rows = self._ask("SELECT at, content FROM events WHERE event = ? ORDER BY at, rowid", (event,))
+        return [(at, json.loads(content)) for at, content in rows]
 
     def _open(self) -> sqlite3.Connection:
         """The database, made where it is missing."""
@@ -186,6 +192,10 @@ class Entry:
     def questions(self, scope: str) -> dict[str, list[Question]]:
         """Node -> what its last run asked it, by which this one is faster; none where that cannot be read."""
         return {} if self.lost else self.journal.questions(scope)
+
+    def told(self, event: str) -> list[tuple[float, dict[str, Any]]]:
+        """What earlier runs said of this kind; nothing where that cannot be read."""
+        return [] if self.lost else self.journal.told(event)
 
     def end(self) -> None:
         """Write down what the run came to, and forget the events of runs long past."""

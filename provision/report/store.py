@@ -1,7 +1,7 @@
 """Keeps what verbs answered, so that `provision report` can show it again.
 
 One JSON file a document below $XDG_STATE_HOME/provision/<cluster>-<hash of the site file's path>/documents/,
-readable by its owner alone; the last 50 are kept.
+readable by its owner alone; the last 50 of each verb are kept.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def state_directory(site: Site) -> Path:
 
 
 def save(document: Document, site: Site) -> Path:
-    """Store `document` atomically and forget the oldest ones beyond 50; the path of its file."""
+    """Store `document` atomically and forget the oldest ones of its verb beyond 50; the path of its file."""
     directory = state_directory(site) / "documents"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = directory / f"{time.time_ns():020d}-{document.verb}.json"
     atomic.write(path, document.model_dump_json().encode())
-    for old in _files(directory)[:-KEEP]:
+    for old in [each for each in _files(directory) if _verb(each) == document.verb][:-KEEP]:
         old.unlink(missing_ok=True)
     return path
 
@@ -67,18 +67,6 @@ def latest(site: Site, verb: str | None = None) -> Stored | None:
     return load(found[-1]) if found else None
 
 
-def recent(site: Site, verb: str, most: int) -> list[Document]:
-    """The last documents of `verb`, at most `most`, the oldest first; files that are none are passed over."""
-    found = []
-    for path in _files(state_directory(site) / "documents"):
-        if path.stem.partition("-")[2] == verb:
-            try:
-                found.append(load(path).document)
-            except StoreError:
-                continue  # `provision report` names it
-    return found[-most:]
-
-
 def load(path: Path) -> Stored:
     """The document in `path`. Raises StoreError where it is not one."""
     try:
@@ -86,6 +74,10 @@ def load(path: Path) -> Stored:
     except (OSError, ValidationError) as error:
         raise StoreError(f"{path}: not a stored document: {error}; remove the file and run again") from None
     return Stored(document, datetime.fromtimestamp(int(path.stem.partition("-")[0]) / 1e9, UTC), path)
+
+
+def _verb(path: Path) -> str:
+    return path.stem.partition("-")[2]
 
 
 def _files(directory: Path) -> list[Path]:

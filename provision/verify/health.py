@@ -10,7 +10,7 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from shlex import quote
@@ -25,7 +25,9 @@ from provision.site.models import Node, Site
 
 WORKERS = 32  # nodes at a time
 SHARE = 0.95  # of the fleet's median SM clock under load
-FLAPS = 3  # changes of verdict among the last answers, from which on a node flaps
+FLAPS = 3  # changes of verdict within the window, from which on a node flaps
+WINDOW = 86400.0  # seconds
+EVENT = "health"  # of the journal: a node says something else than before
 
 Connect = Callable[[Site, Node, str | None], RootShell]
 
@@ -40,6 +42,30 @@ class Answer:
     action: str | None = None
     findings: list[Finding] = field(default_factory=list)
     about: Mapping[str, Any] = field(default_factory=dict)  # driver, and name, VBIOS and clock of each GPU
+
+
+@dataclass(frozen=True)
+class Change:
+    """A moment, in seconds since 1970, from which on a node said this."""
+
+    at: float
+    node: str
+    verdict: str
+    reason: str | None = None
+
+    @property
+    def what(self) -> tuple[str, str]:
+        """Verdict and check: the figures of a reason change with every reading."""
+        return self.verdict, (self.reason or "").partition(" ")[0]
+
+    @classmethod
+    def of(cls, at: float, event: Mapping[str, Any]) -> Change:
+        """As the journal has it."""
+        return cls(at, event["node"], event["verdict"], event["reason"])
+
+    @property
+    def event(self) -> dict[str, Any]:
+        return {"event": EVENT, "node": self.node, "verdict": self.verdict, "reason": self.reason}
 
 
 def parse(node: str, rc: int, stdout: str, stderr: str) -> Answer:
@@ -191,30 +217,41 @@ def _odd(what: str, versions: Mapping[str, str]) -> list[Finding]:
     ]
 
 
-def flapping(before: Sequence[Document], answers: Sequence[Answer]) -> list[Finding]:
-    """Nodes whose verdict changed often. before: the last answers to the same question, the oldest first."""
+def changes(history: Sequence[Change], answers: Sequence[Answer], now: float) -> list[Change]:
+    """Nodes that say something else than last time, or for the first time: another verdict, another check."""
+    last = {each.node: each for each in history}
+    new = [Change(now, answer.node, answer.verdict, answer.reason) for answer in answers]
+    return [each for each in new if each.node not in last or each.what != last[each.node].what]
+
+
+def flapping(history: Sequence[Change], nodes: Collection[str], now: float) -> list[Finding]:
+    """Those of `nodes` whose verdict changed often within a day. history: the earliest first."""
     found = []
-    for answer in answers:
-        seen = [str(each.nodes[answer.node].verdict) for each in before if answer.node in each.nodes]
-        seen.append(str(answer.verdict))
-        changes = sum(first != second for first, second in itertools.pairwise(seen))
-        if changes >= FLAPS:
+    for node in nodes:
+        seen = [each for each in history if each.node == node]
+        turns = [
+            second
+            for first, second in itertools.pairwise(seen)
+            if first.verdict != second.verdict and now - second.at < WINDOW
+        ]
+        if len(turns) >= FLAPS:
+            latest = ", ".join(each.verdict for each in turns[-6:])
             found.append(
                 Finding(
                     verdict=Verdict.WARN,
                     check="health-flapping",
-                    subject=answer.node,
-                    read=f"{changes} changes of verdict in {len(seen)} readings: {', '.join(seen[-6:])}",
+                    subject=node,
+                    read=f"{len(turns)} changes of verdict within a day, to {latest}",
                     expected=f"fewer than {FLAPS}",
-                    action="warn: provision-health history on the node",
+                    action="warn: provision health SITE --history; provision-health history on the node",
                 )
             )
     return found
 
 
-def document(site: Site, answers: Sequence[Answer], before: Sequence[Document], began: float) -> Document:
-    """All answers as one; began: of time.monotonic()."""
-    among = [*fleet(answers), *flapping(before, answers)]
+def document(site: Site, answers: Sequence[Answer], history: Sequence[Change], began: float) -> Document:
+    """All answers as one. history: with what they changed; began: of time.monotonic()."""
+    among = [*fleet(answers), *flapping(history, [answer.node for answer in answers], time.time())]
     nodes = {
         answer.node: NodeResult(
             verdict=answer.verdict,

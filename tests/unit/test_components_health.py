@@ -15,7 +15,7 @@ from provision.components.slurm import exports as slurm
 from provision.engine.remote import Output, RemoteError
 from provision.health import agent, kubernetes
 from provision.profiles import distribution
-from provision.report.model import Document, NodeResult, Verdict
+from provision.report.model import Verdict
 from provision.site.lock import Lock
 from provision.site.models import Hardware, Site, SiteFile
 from provision.verify import health as agents
@@ -199,18 +199,50 @@ def test_an_odd_driver_firmware_or_clock_is_told_of_the_one_that_has_it(tmp_path
     assert agents.fleet(asked(tmp_path, h1=well(), g1=well())) == []
 
 
-def test_a_node_that_changes_its_verdict_again_and_again_flaps() -> None:
-    def before(*verdicts: Verdict) -> list[Document]:
-        return [
-            Document(verb="health", verdict=each, nodes={"g1": NodeResult(verdict=each)}) for each in verdicts
-        ]
+DAY = 86400.0
 
-    now = [agents.Answer("g1", Verdict.FAIL)]
-    assert (
-        agents.flapping(before(Verdict.FAIL, Verdict.PASS, Verdict.FAIL, Verdict.PASS), now)[0].check
-        == "health-flapping"
+
+def said(*verdicts: str, every: float = 3600.0, node: str = "g1") -> list[agents.Change]:
+    """What a node said, the last time just now."""
+    return [
+        agents.Change(DAY - every * (len(verdicts) - 1 - place), node, verdict)
+        for place, verdict in enumerate(verdicts)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("history", "flaps"),
+    [
+        (said("pass", "fail", "pass", "fail"), True),
+        (said("pass", "fail", "pass", "unknown", "pass"), True),
+        (said("pass", "fail", "pass"), False),
+        (said("pass", "fail", "fail", "pass"), False),
+        (said("pass", "fail", "pass", "fail", every=12 * 3600.0), False),
+        ([*said("pass", "fail"), *said("fail", "pass", node="g2")], False),
+    ],
+)
+def test_a_node_that_changes_its_verdict_again_and_again_within_a_day_flaps(
+    history: list[agents.Change], flaps: bool
+) -> None:
+    found = agents.flapping(history, ["g1", "g2"], DAY)
+    assert [(each.check, each.subject) for each in found] == ([("health-flapping", "g1")] if flaps else [])
+
+
+def test_only_what_changed_is_remembered() -> None:
+    def answer(node: str, verdict: Verdict, reason: str | None = None) -> agents.Answer:
+        return agents.Answer(node, verdict, reason)
+
+    first = agents.changes(
+        [], [answer("g1", Verdict.PASS), answer("g2", Verdict.WARN, "clock 1 ms off")], 1.0
     )
-    assert agents.flapping(before(Verdict.PASS, Verdict.PASS), now) == []
+    assert [each.node for each in first] == ["g1", "g2"]
+    again = [answer("g1", Verdict.PASS), answer("g2", Verdict.WARN, "clock 3 ms off")]
+    assert agents.changes(first, again, 2.0) == []
+    other = [answer("g1", Verdict.FAIL, "xid 79"), answer("g2", Verdict.WARN, "swap on")]
+    assert agents.changes(first, other, 3.0) == [
+        agents.Change(3.0, "g1", "fail", "xid 79"),
+        agents.Change(3.0, "g2", "warn", "swap on"),
+    ]
 
 
 def test_the_whole_is_as_bad_as_its_worst_node(tmp_path: Path) -> None:
