@@ -8,6 +8,8 @@ from typing import Any
 
 from gevent.event import AsyncResult
 
+from provision.engine.plan import Prerequisite
+
 
 class Blocked(Exception):
     """A step cannot run because another node's failed; says which."""
@@ -51,12 +53,12 @@ class Board:
         """Whether all of a node's steps have an outcome."""
         return all(self._steps.setdefault((node, step), AsyncResult()).ready() for step in steps)
 
-    def await_steps(self, wanted: Iterable[tuple[str, str]]) -> bool:
-        """Wait until all are done; True when one of them changed something. Raises Blocked."""
+    def await_steps(self, wanted: Iterable[Prerequisite]) -> bool:
+        """Wait until all have ended; True when one of them changed something. Raises Blocked: a needed one failed."""
         changed = False
-        for node, step in wanted:
+        for node, step, needed in wanted:
             done: Done = self._wait(self._steps.setdefault((node, step), AsyncResult()))
-            if not done.ok:
+            if needed and not done.ok:
                 raise Blocked(f"blocked by {node}: {step} is not done there")
             changed = changed or done.changed > 0
         return changed

@@ -309,6 +309,14 @@ def _unit_script(unit: str, todo: list[str], wanted: units.Wanted, reads: Sequen
         elif verb in ("start", "restart"):
             lines.append(f"! systemctl -q is-failed {quoted} || systemctl reset-failed {quoted}")
         command = f"systemctl {verb} {quoted}"
+        if verb == "restart":
+            # A unit whose file was away while it ran (a package put back) may be refused by a reload with EBUSY: it
+            # has its control group already. It is read again once it is stopped.
+            command = (
+                f"{{ systemctl restart {quoted} || {{ "
+                f'[ "$(systemctl show -p LoadState --value {quoted})" = error ] && systemctl stop {quoted} && '
+                f"systemctl daemon-reload && systemctl start {quoted}; }}; }}"
+            )
         if verb == "stop" and unit.endswith(".mount"):
             # Stopping the unit of a file system with homes would end the sessions of all who have theirs there, ours
             # too: they require it. systemd sees the mount gone by itself.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
+from typing import NamedTuple
 
 from provision.components import registry
 from provision.engine.deploy import Step
@@ -19,14 +20,23 @@ class PlanError(InputError):
     """The components' edges contradict each other, or a wish names a component that is not there."""
 
 
+class Prerequisite(NamedTuple):
+    """A step of another node that comes first. Where it fails, only the first node of a role is `needed`: the others
+    stand by for it."""
+
+    node: str
+    step: str
+    needed: bool = True
+
+
 @dataclass(frozen=True)
 class Plan:
     """Steps of every node, each in one order that all nodes share, so that no two nodes can wait for each other."""
 
     steps: Mapping[str, tuple[Step, ...]]  # node -> steps in order
 
-    def prerequisites(self, site: Site, node: Node, step: Step) -> list[tuple[str, str]]:
-        """The (node, step name) pairs on other nodes that must be done before `step` may run on `node`.
+    def prerequisites(self, site: Site, node: Node, step: Step) -> list[Prerequisite]:
+        """The steps on other nodes that come before `step` may run on `node`.
 
         Nodes that are not part of this run are taken as done: they were brought up by an earlier one.
         """
@@ -34,10 +44,10 @@ class Plan:
         for edge in step.after:
             if edge.role == "self":
                 continue
-            for other in site.with_role(edge.role):
-                wanted = f"{edge.component}:{edge.role}"
+            wanted = f"{edge.component}:{edge.role}"
+            for index, other in enumerate(site.with_role(edge.role)):
                 if other.name != node.name and any(s.name == wanted for s in self.steps.get(other.name, ())):
-                    found.append((other.name, wanted))
+                    found.append(Prerequisite(other.name, wanted, needed=index == 0))
         return found
 
 

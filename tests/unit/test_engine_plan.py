@@ -41,8 +41,23 @@ def test_a_worker_waits_for_the_head_and_not_for_other_workers(monkeypatch: pyte
     steps(monkeypatch, make("base", "*"), make("time", "head"), worker)
     plan = planning.make_plan(SITE, list(SITE.nodes.values()))
     assert [step.name for step in plan.steps["gpu-1"]] == ["base:*", "time:worker"]
-    assert plan.prerequisites(SITE, SITE.nodes["gpu-1"], worker) == [("head-1", "time:head")]
+    assert plan.prerequisites(SITE, SITE.nodes["gpu-1"], worker) == [("head-1", "time:head", True)]
     assert plan.prerequisites(SITE, SITE.nodes["head-1"], make("base", "*")) == []
+
+
+def test_of_several_heads_the_first_is_needed_and_the_others_are_only_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    groups = {
+        "head": {"hosts": "head-[1-2]", "roles": ["head"]},
+        "gpu": {"hosts": "gpu-1", "roles": ["worker"]},
+    }
+    site = Site.from_file(SiteFile.model_validate({"cluster": "t", "groups": groups}), Path("/t.yml"))
+    worker = make("time", "worker", ("time", "head"))
+    steps(monkeypatch, make("base", "*"), make("time", "head"), worker)
+    plan = planning.make_plan(site, list(site.nodes.values()))
+    found = plan.prerequisites(site, site.nodes["gpu-1"], worker)
+    assert found == [("head-1", "time:head", True), ("head-2", "time:head", False)]
 
 
 def test_nodes_outside_of_the_run_are_taken_as_done(monkeypatch: pytest.MonkeyPatch) -> None:
