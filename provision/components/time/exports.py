@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 PORTS = (Port(123, "head", "time", "udp"),)
 OTHERS = ("systemd-timesyncd", "ntp", "ntpsec", "ntpd", "openntpd")  # units of other time daemons
 
-# Distributions leave a chronyd that has died dead; without it munge and Slurm end hours later, for another reason.
+# A shared /home whose server is away keeps a sandboxed daemon from starting (ProtectHome: "Failed to set up mount
+# namespacing"), and Debian's unit is not tried again: munge and Slurm would end hours later, for another reason.
 RESTARTS = "[Service]\nRestart=on-failure\nRestartSec=5\n"
 
 
