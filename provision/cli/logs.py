@@ -19,7 +19,7 @@ from provision.cli.common import (
     refuse,
 )
 from provision.components.logs.ask import ask
-from provision.components.logs.exports import Entry, Query, by_loki, printable
+from provision.components.logs.exports import Entry, Query, by_loki, elasticsearch, printable
 from provision.report.model import Verdict
 
 _WARNING = 4  # syslog's priority
@@ -65,6 +65,8 @@ def logs(
     cluster = open_site(site)
     if not cluster.enabled("logs"):
         refuse(f"{cluster.path}: journals are not gathered: add `logs: {{}}` and run `provision apply`")
+    if elasticsearch(cluster) is not None:
+        refuse(f"{cluster.path}: logs are in the site's own Elasticsearch (`logs.elasticsearch`): ask Kibana")
     if by_loki(cluster):
         refuse(f"{cluster.path}: logs are in Loki (`logs.loki`): ask Grafana there, Explore, or logcli")
     nodes = [node.name for node in limited(cluster, limit)] if limit else []

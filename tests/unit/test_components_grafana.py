@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from provision.components import vendor
 from provision.components.grafana import exports
 from provision.components.grafana.dashboards import DASHBOARDS, Dashboard, build
 from provision.site.models import Site, SiteFile
@@ -64,6 +65,6 @@ def test_a_dashboard_comes_out_the_same_each_time() -> None:
 def test_a_key_with_another_fingerprint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("not a key")
     done = subprocess.run(
-        ["sh", "-c", exports.key_test(str(tmp_path / "key"))], capture_output=True, check=False
+        ["sh", "-c", vendor.key_test(vendor.GRAFANA, str(tmp_path / "key"))], capture_output=True, check=False
     )
     assert done.returncode == 1

@@ -15,10 +15,11 @@ import typer
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from provision.cli import logs as cli
-from provision.components.grafana import repository
-from provision.components.logs import checks, deploy, exports, loki
+from provision.components import vendor
+from provision.components.logs import checks, deploy, exports, filebeat, loki
 from provision.components.logs.ask import Answer
 from provision.components.logs.exports import Query
 from provision.components.logs.settings import LogsSettings
@@ -247,9 +248,30 @@ class Ops:
 
 FROM_GRAFANA = [
     "install gpg curl",
-    "Grafana's key",
+    "key of grafana",
     "write /etc/apt/sources.list.d/provision-grafana.sources",
 ]
+
+
+def done_on(site: Site, node: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[str]]:
+    """What the steps for monitors and for all nodes do on a node with Debian 13."""
+    monkeypatch.setattr(deploy, "ops", done := Ops())
+    monkeypatch.setattr(vendor, "ops", done)
+
+    class On:
+        profile = distribution("debian", "13")
+
+        def __init__(self) -> None:
+            self.site, self.node = site, site.nodes[node]
+
+        def settings(self, kind: type[LogsSettings]) -> LogsSettings:
+            return site.settings("logs", self.node, kind)
+
+    if site.nodes[node].has("monitor"):
+        deploy.receive.run(On())  # type: ignore[arg-type]
+    received, done.done = done.done, []
+    deploy.send.run(On())  # type: ignore[arg-type]
+    return received, done.done
 
 
 @pytest.mark.parametrize(
@@ -272,26 +294,9 @@ FROM_GRAFANA = [
 def test_what_is_done_on_a_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: str, expected: list[str]
 ) -> None:
-    site = make_site(tmp_path, logs=LOKI)
-    done = Ops()
-    monkeypatch.setattr(deploy, "ops", done)
-    monkeypatch.setattr(repository, "ops", done)
-
-    class On:
-        profile = distribution("debian", "13")
-
-        def __init__(self) -> None:
-            self.site, self.node = site, site.nodes[node]
-
-        def settings(self, kind: type[LogsSettings]) -> LogsSettings:
-            return site.settings("logs", self.node, kind)
-
-    if site.nodes[node].has("monitor"):
-        deploy.receive.run(On())  # type: ignore[arg-type]
-        assert done.done == expected
-        done.done.clear()
-    deploy.send.run(On())  # type: ignore[arg-type]
-    assert done.done == [
+    received, sent = done_on(make_site(tmp_path, logs=LOKI), node, monkeypatch)
+    assert received == expected
+    assert sent == [
         # Alloy, "Install Alloy on Linux": apt-get install alloy
         *FROM_GRAFANA,
         "install alloy",
@@ -376,3 +381,93 @@ def test_logs_in_loki_are_asked_for_elsewhere(
         cli.logs("tiny")
     assert ended.value.exit_code == 2
     assert "ask Grafana there" in capsys.readouterr().err
+
+
+# ---- Elasticsearch
+
+
+ELASTIC: dict[str, Any] = {
+    "elasticsearch": {"hosts": ["https://logs.example.org:9200"], "api_key": {"env": "LOGS_KEY"}}
+}
+
+
+def test_filebeat_sends_a_nodes_journal_to_the_sites_own_elasticsearch(tmp_path: Path) -> None:
+    site = make_site(tmp_path, logs=ELASTIC)
+    to = exports.elasticsearch(site)
+    assert to is not None
+    document = yaml.safe_load(filebeat.config_yml(site, site.nodes["g1"], to, "id:secret"))
+    (read,) = document["filebeat.inputs"]
+    # Filebeat, "Journald input": an id, by which the cursor is kept
+    assert (read["type"], read["id"], read["fields"]) == (
+        "journald",
+        "provision",
+        {"cluster": "tiny", "node": "g1"},
+    )
+    assert document["output.elasticsearch"] == {
+        "hosts": ["https://logs.example.org:9200"],
+        "api_key": "id:secret",
+        "ssl": {"supported_protocols": ["TLSv1.2", "TLSv1.3"]},
+    }
+    assert "BEAT_CONFIG_OPTS=-c /etc/filebeat/provision.yml" in filebeat.dropin()
+
+
+def test_what_is_done_on_a_node_for_elasticsearch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGS_KEY", "id:secret")
+    site = make_site(tmp_path, logs=ELASTIC)
+    expected = [
+        # Elastic, Beats, "Repositories for APT and YUM": key, entry, apt-get install filebeat
+        "install gpg curl",
+        "key of elastic",
+        "write /etc/apt/sources.list.d/provision-elastic.sources",
+        "install filebeat",
+        "write /etc/filebeat/provision.yml, by filebeat test config -c {}",
+        "write /etc/systemd/system/filebeat.service.d/provision.conf",
+        "run filebeat",
+    ]
+    for node in ("h1", "g1"):
+        assert done_on(site, node, monkeypatch) == ([], expected)
+    assert list(exports.PORTS(site)) == []
+
+
+def test_elasticsearch_needs_no_monitor_but_https_and_a_place_of_its_own(tmp_path: Path) -> None:
+    assert list(exports.problems(make_site(tmp_path, ("head",), ELASTIC))) == []
+    for wrong in (
+        {**ELASTIC, "loki": {}},
+        {"elasticsearch": {**ELASTIC["elasticsearch"], "hosts": ["http://logs.example.org"]}},
+        {"elasticsearch": {**ELASTIC["elasticsearch"], "hosts": []}},
+    ):
+        with pytest.raises(ValidationError):
+            make_site(tmp_path, logs=wrong)
+
+
+@dataclass
+class Beat:
+    """A node with Filebeat."""
+
+    unit: Output
+    test: Output
+
+    def run(self, command: str, *_: str) -> Output:
+        if command.startswith("filebeat"):
+            return self.test
+        return Output(0, "enabled\n", "") if "is-enabled" in command else self.unit
+
+
+RUNS = Output(0, "active\n", "")
+
+
+@pytest.mark.parametrize(
+    ("unit", "test", "verdict"),
+    [
+        (RUNS, Output(0, "talk to server... OK", ""), Verdict.PASS),
+        (RUNS, Output(1, "", "talk to server... ERROR 401 Unauthorized"), Verdict.FAIL),
+        (RUNS, Output(127, "", "filebeat: not found"), Verdict.UNKNOWN),
+        (Output(127, "", "systemctl: not found"), Output(0, "", ""), Verdict.UNKNOWN),
+    ],
+)
+def test_elasticsearch_takes_what_a_node_sends(
+    tmp_path: Path, unit: Output, test: Output, verdict: Verdict
+) -> None:
+    site = make_site(tmp_path, logs=ELASTIC)
+    target = Target(site, site.nodes["g1"], "logs", Lock(), distribution("debian", "13"), Beat(unit, test))
+    assert checks.arrive.run(target).verdict is verdict

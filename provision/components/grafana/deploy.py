@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from provision.components.certificates import exports as certificates
 from provision.components.grafana import exports
-from provision.components.grafana.repository import repository
 from provision.components.grafana.settings import GrafanaSettings
+from provision.components.vendor import GRAFANA, repository
 from provision.engine import ops
 from provision.engine.deploy import Context, step
 
@@ -14,7 +14,7 @@ from provision.engine.deploy import Context, step
 def monitor(on: Context) -> None:
     if on.node.name != exports.first_monitor(on.site).name:
         return
-    repository(on)
+    repository(on, GRAFANA)
     ops.packages(*on.profile.packages("grafana"))
     chosen = on.settings(GrafanaSettings)
     ops.file(exports.PASSWORD, on.secrets["grafana.password"], mode="600", secret=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets as random
-from shlex import quote
 from typing import Any
 
 import yaml
@@ -28,10 +27,6 @@ DASHBOARD_FOLDER = "/etc/grafana/provision"
 DATASOURCE = "/etc/grafana/provisioning/datasources/provision.yml"
 PROVIDER = "/etc/grafana/provisioning/dashboards/provision.yml"
 DROPIN = f"/etc/systemd/system/{UNIT}.service.d/provision.conf"
-
-# Grafana Labs' key for packages (Grafana documentation, "Install Grafana on Debian or Ubuntu").
-KEY_URL = "https://apt.grafana.com/gpg.key"
-KEY_FINGERPRINT = "B53AE77BADB630A683046005963FA27710458545"
 
 
 def first_monitor(site: Site) -> Node:
@@ -134,21 +129,3 @@ def dropin(node: Node, chosen: GrafanaSettings) -> str:
     }
     lines = [f'Environment="{name}={value}"' for name, value in environment.items()]
     return "\n".join(["[Service]", credential, f"LoadCredential=password:{PASSWORD}", *lines, ""])
-
-
-def key_test(path: str) -> str:
-    """Shell: exits 0 when the file at `path` holds Grafana's key and no other."""
-    return (
-        f'[ -s {quote(path)} ] && [ "$(gpg --show-keys --with-colons {quote(path)} | awk -F: '
-        f'\'$1 == "pub" {{ p = 1 }} $1 == "fpr" && p {{ print $10; p = 0 }}\')" = {KEY_FINGERPRINT} ] || exit 1'
-    )
-
-
-def key_make(path: str) -> str:
-    """Shell: fetches the key; one with another fingerprint never arrives."""
-    new = f"{path}.new"
-    return (
-        f"set -e; umask 022; curl --fail --silent --show-error --location --max-time 60 --output {quote(new)} "
-        f"{KEY_URL}; ( {key_test(new)} ) || {{ echo 'the key at {KEY_URL} is not {KEY_FINGERPRINT}' >&2; "
-        f"rm -f {quote(new)}; exit 1; }}; mv -f {quote(new)} {quote(path)}"
-    )

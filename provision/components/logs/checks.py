@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from provision.components.logs import exports, loki
+from provision.components.logs import exports, filebeat, loki
 from provision.report.model import Verdict
 from provision.site.models import Node
 from provision.verify.check import Found, Target, check, expect, skip, unknown
@@ -21,6 +21,8 @@ class _Unreadable(Exception):
 @check("logs-arrive")
 def arrive(at: Target) -> Found:
     """The node's newest line, but for those that may be on the way, is where journals are gathered."""
+    if exports.elasticsearch(at.site) is not None:
+        return _elasticsearch(at)
     gathers = exports.collector(at.site)
     if gathers is None or (gathers.name == at.node.name and not exports.by_loki(at.site)):
         return skip("its journal lies beside the gathered ones")
@@ -57,6 +59,8 @@ def arrive(at: Target) -> Found:
 def listens(at: Target) -> Found:
     """What takes the journals runs, and what bounds them."""
     gathers = exports.collector(at.site)
+    if exports.elasticsearch(at.site) is not None:
+        return skip("logs go to the site's own Elasticsearch")
     if gathers is None or gathers.name != at.node.name:
         return skip("journals are gathered on the first monitor")
     if exports.by_loki(at.site):
@@ -72,6 +76,23 @@ def listens(at: Target) -> Found:
         "all its units are active",
         action=f"journalctl -u {exports.GATE} -u {exports.RECEIVER}",
         source="systemctl show",
+    )
+
+
+def _elasticsearch(at: Target) -> Found:
+    """Filebeat runs, and Elasticsearch takes what it would send."""
+    runs = unit_runs(at, f"{filebeat.UNIT}.service")
+    if runs.verdict is not Verdict.PASS:
+        return runs
+    answer = at.host.run(filebeat.test())
+    if answer.rc == 127:
+        return unknown(answer.stderr.strip(), source=filebeat.test())
+    said = (answer.stderr or answer.stdout).strip().splitlines()
+    return expect(
+        "taken" if answer.rc == 0 else said[-1] if said else f"exit {answer.rc}",
+        "taken",
+        action=f"on {at.node.name}: journalctl -u {filebeat.UNIT}; is the key of logs.elasticsearch still valid?",
+        source=filebeat.test(),
     )
 
 

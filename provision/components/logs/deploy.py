@@ -1,18 +1,19 @@
-"""Every node sends its journal to the first monitor, which keeps them; nothing is lost while that is away."""
+"""Every node sends its journal to where the site wants it; nothing is lost while that is away."""
 
 from __future__ import annotations
 
 from provision.components.certificates import exports as certificates
-from provision.components.grafana.repository import repository
-from provision.components.logs import exports, loki
-from provision.components.logs.settings import LogsSettings
+from provision.components.logs import exports, filebeat, loki
+from provision.components.logs.settings import ElasticsearchSettings, LogsSettings
+from provision.components.vendor import ELASTIC, GRAFANA, repository
 from provision.engine import ops
 from provision.engine.deploy import Context, step
+from provision.site.hidden import reveal
 from provision.site.models import Node
 
 
 def _loki(on: Context) -> None:
-    repository(on)
+    repository(on, GRAFANA)
     ops.packages(*on.profile.packages("loki"))
     dropin = exports.dropin_path(f"{loki.LOKI}.service")
     config = loki.loki_yml(on.node, on.settings(LogsSettings))
@@ -22,7 +23,7 @@ def _loki(on: Context) -> None:
 
 
 def _alloy(on: Context, to: Node) -> None:
-    repository(on)
+    repository(on, GRAFANA)
     ops.packages(*on.profile.packages("alloy"))
     dropin = exports.dropin_path(f"{loki.ALLOY}.service")
     ops.file(loki.ALLOY_CONFIG, loki.alloy(on.site, on.node, to), validate="alloy fmt {}", comment="//")
@@ -30,10 +31,23 @@ def _alloy(on: Context, to: Node) -> None:
     ops.unit(loki.ALLOY, reads=[dropin, loki.ALLOY_CONFIG, certificates.CERTIFICATE])
 
 
+def _filebeat(on: Context, to: ElasticsearchSettings) -> None:
+    repository(on, ELASTIC)
+    ops.packages(*on.profile.packages("filebeat"))
+    dropin = exports.dropin_path(f"{filebeat.UNIT}.service")
+    key = reveal(on.site, to.api_key, "logs.elasticsearch.api_key")
+    config = filebeat.config_yml(on.site, on.node, to, key)
+    ops.file(filebeat.CONFIG, config, mode="600", secret=True, validate="filebeat test config -c {}")
+    ops.file(dropin, filebeat.dropin())
+    ops.unit(filebeat.UNIT, reads=[dropin, filebeat.CONFIG])
+
+
 @step("monitor", after=[("certificates", "self")])
 def receive(on: Context) -> None:
     gathers = exports.collector(on.site)
     if gathers is None or gathers.name != on.node.name:
+        return
+    if exports.elasticsearch(on.site) is not None:
         return
     if exports.by_loki(on.site):
         _loki(on)
@@ -58,6 +72,10 @@ def receive(on: Context) -> None:
 @step("*", after=[("certificates", "self")])
 def send(on: Context) -> None:
     to = exports.collector(on.site)
+    elsewhere = exports.elasticsearch(on.site)
+    if elsewhere is not None:
+        _filebeat(on, elsewhere)
+        return
     if to is not None and exports.by_loki(on.site):
         _alloy(on, to)
         return

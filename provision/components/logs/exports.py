@@ -13,7 +13,7 @@ from typing import Any
 from provision.components.certificates import exports as certificates
 from provision.components.exported import Port
 from provision.components.logs import loki
-from provision.components.logs.settings import LogsSettings
+from provision.components.logs.settings import ElasticsearchSettings, LogsSettings
 from provision.site.models import Node, Site
 from provision.site.names import bracketed
 from provision.site.problem import Problem
@@ -45,7 +45,15 @@ def by_loki(site: Site) -> bool:
     return isinstance(section, LogsSettings) and section.loki is not None
 
 
+def elasticsearch(site: Site) -> ElasticsearchSettings | None:
+    """The site's own Elasticsearch, where logs go there."""
+    section = site.section("logs")
+    return section.elasticsearch if isinstance(section, LogsSettings) else None
+
+
 def PORTS(site: Site) -> tuple[Port, ...]:
+    if elasticsearch(site) is not None:
+        return ()
     return (
         (Port(loki.PORT, "monitor", "Loki"),)
         if by_loki(site)
@@ -141,7 +149,7 @@ def keeper_units(settings: LogsSettings) -> dict[str, str]:
 
 def problems(site: Site) -> Iterator[Problem]:
     """`logs` needs somebody to gather them."""
-    if collector(site) is None:
+    if collector(site) is None and elasticsearch(site) is None:
         yield Problem(
             "logs-collector", ("logs",), why="no node has the role monitor", action="give the head that role"
         )

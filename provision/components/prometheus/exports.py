@@ -376,7 +376,7 @@ def alertmanager_dropin(binary: str, data: str, unit: str, site: Site, node: Nod
 
 _UNITS = (
     "ssh|sshd|munge|slurmd|slurmctld|slurmdbd|slurmrestd|mariadb|chrony|chronyd|docker|containerd|"
-    "nvidia-.+|prometheus.*|grafana-server|systemd-journal-(upload|remote)|loki|alloy|provision-.+"
+    "nvidia-.+|prometheus.*|grafana-server|systemd-journal-(upload|remote)|loki|alloy|filebeat|provision-.+"
 )
 
 
