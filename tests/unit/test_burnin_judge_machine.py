@@ -172,6 +172,23 @@ def test_addresses_of_services_and_networks_apart_are_fine() -> None:
     assert found(judgement, "burnin-routes") == []
 
 
+# NCL-02
+@pytest.mark.parametrize(
+    ("value", "warned"),
+    [("bond0", ["n1"]), ("=bond0", []), ("^bond1", []), ("bond0.2093", []), ("ib0,bond0", ["n1"])],
+)
+def test_a_name_that_stands_for_several_interfaces_is_told(value: str, warned: list[str]) -> None:
+    rows = [
+        host("n1") | {"networks": {"bond0": ["10.0.0.1/24"], "bond0.2093": ["10.9.0.1/24"]}},
+        host("n2") | {"networks": {"bond0": ["10.0.0.2/24"]}},
+    ]
+    judgement = run(2, hosts=rows, environment={"NCCL_NVLS_ENABLE": "0", "NCCL_SOCKET_IFNAME": value})
+    told = found(judgement, "burnin-interface")
+    assert [(finding.subject, finding.verdict) for finding in told] == [
+        (name, Verdict.WARN) for name in warned
+    ]
+
+
 # NCL-18
 def test_a_gpu_that_others_use_makes_no_hardware_verdict() -> None:
     rows = document(H200, 2, 1)["compute"]

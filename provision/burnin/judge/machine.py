@@ -141,6 +141,7 @@ def _network(result: BurninResult, expected: Mapping[str, Expected]) -> Iterable
     if result.device == "cpu":
         return
     yield from _interfaces(result)
+    yield from _prefixes(result)
     by_host: dict[str, list[Transport]] = {}
     for transport in result.transports:
         by_host.setdefault(result.host(transport.rank), []).append(transport)
@@ -252,6 +253,26 @@ def _routes(result: BurninResult) -> Iterable[Judged]:
                 why=f"{'; '.join(told)}; the job uses {rank.interface} {rank.address}, and answers may leave elsewhere",
                 action="a network for each interface, or routing by source; ip route get ADDRESS",
             )
+
+
+def _prefixes(result: BurninResult) -> Iterable[Judged]:
+    """NCCL takes a name without "=" for the beginning of names: bond0 is bond0.2093, too."""
+    told = result.environment.get("NCCL_SOCKET_IFNAME", "")
+    if not told or told[0] in "=^":
+        return
+    for host in result.hosts:
+        for word in told.split(","):
+            meant = [name for name in host.networks if name.startswith(word)]
+            if word in meant and len(meant) > 1:
+                yield found(
+                    Verdict.WARN,
+                    "burnin-interface",
+                    [host.host],
+                    read=f"NCCL_SOCKET_IFNAME={told} matches {listed(meant)}",
+                    expected=f"{word} alone",
+                    why=f"NCCL_SOCKET_IFNAME={told} stands for {listed(meant)}: which one NCCL takes is chance",
+                    action=f"NCCL_SOCKET_IFNAME=={word}, or fabric.interfaces: [{word}]",
+                )
 
 
 def _shared_networks(chosen: str, networks: Mapping[str, Sequence[str]]) -> list[str]:
