@@ -44,6 +44,14 @@ def test_the_start_passes_on_what_the_machine_sets(tmp_path: Path):
     ]
 
 
+def test_what_is_asked_for_wins_over_what_the_machine_sets():
+    ranks = Ranks("gpu-2", first=8, local=8, total=16, address="10.0.0.1", port=21000)
+    script = start_script(
+        ranks, "/run", "python3", "ops", [], {"NCCL_IB_TC": "106", "NCCL_IB_HCA": "=mlx5_0"}
+    )
+    assert "env NCCL_IB_TC=106 NCCL_IB_HCA==mlx5_0 python3 /run/burnin.pyz --spawn" in script
+
+
 class Node:
     """A node's root shell that plays a burn-in of some polls."""
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.burnin.launch import LaunchError, Outcome
+from provision.burnin.launch import JobState, LaunchError, Outcome
 from provision.burnin.result import BurninResult
 from provision.components.fabric.settings import FabricSettings
 from provision.engine.remote import Output, RemoteError
@@ -493,3 +493,29 @@ def test_wrong_elements_are_no_speed() -> None:
     rows[0]["wrong"] = [0] * 15 + [2]
     result = BurninResult.model_validate(document(H200, 8, 2, collectives=rows, transports=transports(16)))
     assert nccl.trial(NOTHING, ROCE, [(result, "")]).why == "all_reduce: 2 wrong elements"
+
+
+def test_without_a_scheduler_the_ranks_get_the_variables_over_ssh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[Any, ...]] = []
+
+    class Played:
+        def __init__(self, shells: Mapping[str, object], *_: object, **__: object) -> None:
+            assert list(shells) == ["n1", "n2"]
+
+        def run(self, *arguments: Any) -> Outcome:
+            started.append(arguments)
+            run = {"collectives": all_reduce(40, 16), "transports": transports(16)}
+            return Outcome("unit", JobState("ENDED"), json.dumps(document(H200, 8, 2, **run)), "/run", [])
+
+    monkeypatch.setattr(nccl, "Direct", Played)
+    monkeypatch.setattr(nccl, "connect", lambda *_, **__: SimpleNamespace(run=None, close=lambda: None))
+    monkeypatch.setattr(nccl, "ask", lambda *_, **__: {"n1": node(1), "n2": node(2)})
+    site = site_of(tmp_path, SITE.replace("scheduler: {slurm: {}}\n", ""))
+    _, found = nccl.tune(
+        site, list(site.nodes.values()), sudo_password=None, accept=False, wait=5, progress=lambda line: None
+    )
+    assert found.verdict is Verdict.PASS
+    assert {"NCCL_IB_GID_INDEX": "3"} in [arguments[-1] for arguments in started]
+    assert all(arguments[2] == 8 and "collectives" in arguments[4] for arguments in started)
