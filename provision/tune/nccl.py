@@ -15,7 +15,7 @@ from provision import atomic
 from provision.burnin import isolate
 from provision.burnin.direct import AT_ONCE, Direct
 from provision.burnin.isolation import Experiment
-from provision.burnin.launch import Job, Launcher, LaunchError, Outcome, StillRunning, obstacles
+from provision.burnin.launch import Job, Launcher, LaunchError, Outcome, StillRunning
 from provision.burnin.result import BurninResult
 from provision.burnin.run import EXPERIMENT_MINUTES, addresses, gpus_used, read_result
 from provision.components.fabric.exports import NCCL, nccl_variables
@@ -292,8 +292,12 @@ class _Slurm:
     @contextmanager
     def reserved(self) -> Iterator[None]:
         names = [node.name for node in self.nodes]
-        for name, why in obstacles(acceptance.states(self.run), names).items():
-            raise LaunchError(f"{name} takes no jobs: {why}", "leave it out: --limit")
+        states = acceptance.states(self.run)
+        for name in names:  # one that only has not answered yet is waited for by the job
+            state = states.get(name)
+            if state is None or state.drained:
+                why = f"drained: {state.reason}" if state else "slurmctld does not know it"
+                raise LaunchError(f"{name} takes no jobs: {why}", "leave it out: --limit")
         self.launcher.close_leftovers(names)
         self.partition = self.launcher.partition(names)
         self.reservation = self.launcher.reserve(names)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.admitted import HEAD, OTHER, WORKER, Admitted
+from tests.lab.admitted import HEAD, OTHER, WORKER, Admitted, bad
 from tests.lab.command import provision
 
 
@@ -35,6 +35,7 @@ def test_what_cannot_be_measured_is_unknown_and_leaves_no_trace(admitted: Admitt
     assert found.document is not None
     assert site.read_text() == before
     about = {finding["subject"]: finding for finding in found.document["findings"]}
+    assert "fabric.interfaces" in about, bad(found)
     assert about["fabric.interfaces"]["verdict"] == "unknown"
     assert "could not be measured" in about["fabric.interfaces"]["why"]
     assert about["fabric.hcas"]["verdict"] == "skip"

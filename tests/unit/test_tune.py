@@ -447,7 +447,7 @@ def test_a_drained_node_is_not_measured_on(tmp_path: Path, tuned: Tuned) -> None
     head.reasons["n2"] = "bad fan"
     found = tuned(site_of(tmp_path), head)
     assert found.verdict is Verdict.UNKNOWN
-    assert "n2 takes no jobs: " in str(found.findings[-1].why)
+    assert "n2 takes no jobs: drained: bad fan" in str(found.findings[-1].why)
     assert head.scripts == []
 
 
