@@ -72,7 +72,7 @@ DASHBOARDS = (
             ),
             Panel(
                 "Alerts that stand",
-                [('ALERTS{alertstate="firing", severity!="none"} or vector(0)', "")],
+                [('ALERTS{alertstate="firing", severity!="none"} or on () vector(0)', "")],
                 kind="table",
             ),
         ],
@@ -232,10 +232,10 @@ DASHBOARDS = (
             number("Longest wait", "max(slurm_longest_wait_seconds)", "s"),
             number("Scheduler's last cycle", "max(slurm_schedule_cycle_last_microseconds)", "µs"),
             number("Threads of slurmctld", "max(slurm_controller_threads)"),
-            Panel("Jobs by state", [("sum by (state) (slurm_jobs) or vector(0)", "{{state}}")]),
+            Panel("Jobs by state", [("sum by (state) (slurm_jobs) or on () vector(0)", "{{state}}")]),
             Panel(
                 "GPUs of accounts",
-                [('sum by (account) (slurm_jobs_gpus{state="running"}) or vector(0)', "{{account}}")],
+                [('sum by (account) (slurm_jobs_gpus{state="running"}) or on () vector(0)', "{{account}}")],
             ),
             Panel("Fair share", [("slurm_fair_share", "{{account}} {{user}}")]),
             Panel(
@@ -264,7 +264,7 @@ DASHBOARDS = (
             ),
             Panel("Acceptance", [("sum by (state) (provision_acceptance)", "{{state}}")]),
             Panel("Verdicts", [("sum by (verdict) (provision_health)", "{{verdict}}")]),
-            Panel("What is not well", [("provision_health_finding or vector(0)", "")], kind="table"),
+            Panel("What is not well", [("provision_health_finding or on () vector(0)", "")], kind="table"),
             Panel(
                 "Last looked at",
                 [("time() - provision_health_timestamp_seconds", "{{node}}")],
@@ -291,7 +291,7 @@ DASHBOARDS = (
                     title,
                     [
                         (
-                            f'provision_burnin_figure{{measure="{measure}", node=~"$node"}} or vector(0)',
+                            f'provision_burnin_figure{{measure="{measure}", node=~"$node"}} or on () vector(0)',
                             "{{node}}",
                         )
                     ],
@@ -311,7 +311,7 @@ DASHBOARDS = (
                 [
                     (
                         'provision_burnin_figure{node=~"$node"}'
-                        " / on (measure) group_left quantile by (measure) (0.5, provision_burnin_figure) or vector(1)",
+                        " / on (measure) group_left quantile by (measure) (0.5, provision_burnin_figure)",
                         "{{node}} {{measure}}",
                     )
                 ],

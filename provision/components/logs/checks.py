@@ -38,7 +38,7 @@ def arrive(at: Target) -> Found:
         return unknown(str(error), source="journalctl")
     if here is None:
         return unknown("its own journal is empty", source="journalctl")
-    wanted = f"its lines until {here:%H:%M:%S} UTC"
+    wanted = f"its lines until {here:%H:%M:%S.%f} UTC"
     source, sender = (
         (f"Loki on {gathers.name}", loki.ALLOY)
         if exports.by_loki(at.site)
@@ -48,7 +48,7 @@ def arrive(at: Target) -> Found:
         return Found(Verdict.PASS, wanted, wanted, source=source)
     return Found(
         Verdict.FAIL,
-        "nothing of it" if there is None else f"its lines until {there:%H:%M:%S} UTC",
+        "nothing of it" if there is None else f"its lines until {there:%H:%M:%S.%f} UTC",
         wanted,
         action=f"on {at.node.name}: systemctl status {sender}; nothing is lost, it goes on where it stopped",
         source=source,
