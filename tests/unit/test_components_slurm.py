@@ -59,6 +59,13 @@ def conf(site: Site, known: Lock | None = None, **more: Any) -> str:
 # Files
 
 
+def test_jobs_have_the_groups_of_their_node_where_only_nodes_know_them(tmp_path: Path) -> None:
+    line = "LaunchParameters=disable_send_gids\n"
+    assert line in conf(make_site(tmp_path, containers={"docker": {"members": ["alice"]}}))
+    assert line not in conf(make_site(tmp_path, containers={"docker": {}}))
+    assert line not in conf(make_site(tmp_path))
+
+
 def test_equal_nodes_share_a_line_and_a_dead_one_stays_in_it(tmp_path: Path) -> None:
     text = conf(make_site(tmp_path))  # only g01 was ever read: its group is taken to be alike
     lines = [line for line in text.splitlines() if line.startswith("NodeName")]

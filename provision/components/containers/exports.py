@@ -58,6 +58,13 @@ def problems(site: Site) -> Iterator[Problem]:
                 )
 
 
+def docker_members(site: Site) -> bool:
+    """Whether users are members of a group that there is on workers alone."""
+    return site.enabled("containers") and any(
+        (docker := settings(site, node).docker) and docker.members for node in site.with_role("worker")
+    )
+
+
 # Docker: its one file is also written by others
 
 

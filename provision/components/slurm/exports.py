@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from provision.components.base import exports as base
+from provision.components.containers import exports as containers
 from provision.components.exported import Port
 from provision.components.health import exports as health
 from provision.components.nvidia import exports as nvidia
@@ -269,6 +270,7 @@ def slurm_conf(site: Site, lock: Lock, *, profile: Distribution, joining: Collec
         gpus=any(kind.gres for kind in found),
         accounting="cgroup" if section.constrain.cores and section.constrain.memory else "linux",
         private_tmp=bool(container_conf(site)),
+        groups_of_nodes=containers.docker_members(site),
         mpi="pmix" if "slurm.pmix" in profile.paths and section.source == "distribution" else "none",
         ipv6=any(":" in (node.address or "") for node in site.nodes.values()),
         reason=AWAITING,
