@@ -40,7 +40,7 @@ def test_what_cannot_be_measured_is_unknown_and_leaves_no_trace(admitted: Admitt
     assert "could not be measured" in about["fabric.interfaces"]["why"]
     assert about["fabric.hcas"]["verdict"] == "skip"
     tried = [each["value"] for each in found.document["details"]["measured"]]
-    assert tried == [None, ["eth0"]]
+    assert tried == [None, ["host0"]]
     assert {name: node["verdict"] for name, node in found.nodes.items()} == {WORKER: "pass", OTHER: "pass"}
     assert "No reservations" in admitted.on(HEAD, "scontrol show reservation")
     assert admitted.on(HEAD, "sinfo -h -o '%T %D'").split() == ["idle", "2"]
