@@ -97,8 +97,13 @@ class JobState:
         return self.state in FINAL_STATES or self == FORGOTTEN
 
     @property
-    def pending(self) -> bool:
-        return self.state == "PENDING"
+    def waits(self) -> bool:
+        """Whether it does not run: before its start, or with nodes that have not told that they are done with it."""
+        return not self.final and self.state != "RUNNING"
+
+    @property
+    def started(self) -> bool:
+        return self.state in ("RUNNING", "COMPLETING")
 
     def __str__(self) -> str:
         why = self.reason
@@ -271,13 +276,14 @@ def _jobs_in(reservation: str) -> str:
 
 @dataclass
 class _Waiting:
-    """A job that has not started: for how long, and why."""
+    """A job that does not run: for how long, and why."""
 
     number: str
     job: Job
     most: float  # seconds
     state: JobState = JobState("PENDING")
     seconds: float = 0.0
+    unstarted: float = 0.0  # of them, seconds before it was given its nodes
     hindered: float = 0.0  # seconds since Slurm called a node of the job unusable
     obstacles: Mapping[str, str] = field(default_factory=dict)  # node -> why
     _looked: float | None = None  # `seconds` when the nodes were looked at
@@ -290,7 +296,9 @@ class _Waiting:
             self._looked = None
         self.state = state
         self.seconds += seconds
-        self.hindered = self.hindered + seconds if self.obstacles else 0.0
+        self.unstarted += 0.0 if state.started else seconds
+        # One that has run may have left a result, and is ended by Slurm once that takes its node for down.
+        self.hindered = self.hindered + seconds if self.obstacles and not state.started else 0.0
 
     @property
     def stale(self) -> bool:
@@ -306,7 +314,7 @@ class _Waiting:
         """Tell `line` once, and again in a while where the job still waits."""
         if line != self._told:
             progress(line)
-        elif self.state.pending and self.seconds - self._told_at >= REMIND_SECONDS:
+        elif self.seconds - self._told_at >= REMIND_SECONDS:
             progress(f"{line}; for {self.seconds:.0f} s now")
         else:
             return
@@ -316,19 +324,20 @@ class _Waiting:
         """Raises LaunchError where it has waited long enough."""
         if self.hindered > CANNOT_START_SECONDS:
             raise LaunchError(
-                f"job {self.number} could not start: {self._why}",
+                f"job {self.number} gets no further: {self._why}",
                 f"look there: systemctl status slurmd, journalctl -u slurmd; once {fold(self.obstacles)} "
                 "is idle again, run the burn-in again",
             )
-        if self.seconds > self.most:
+        if self.unstarted > self.most:
             raise LaunchError(
-                f"job {self.number} had not started after {self.seconds:.0f} s: {self._why}",
+                f"job {self.number} had not started after {self.unstarted:.0f} s: {self._why}",
                 "other jobs on the nodes? see squeue; or allow more time: --timeout",
             )
 
     def __str__(self) -> str:
-        most = min(self.most, CANNOT_START_SECONDS) if self.obstacles else self.most
-        return f"job {self.number} is {self._why}; waiting for {most:.0f} s at most"
+        most = CANNOT_START_SECONDS if self.obstacles else self.most
+        bound = "" if self.state.started else f"; waiting for {most:.0f} s at most"
+        return f"job {self.number} is {self._why}{bound}"
 
     @property
     def _why(self) -> str:
@@ -444,13 +453,19 @@ class Launcher:
         return number
 
     def follow(self, number: str, job: Job, wait: float) -> Outcome:
-        """Wait for the job's end, passing its lines on, and why it waits for its start.
+        """Wait for the job's end, passing its lines on, and why it does not run.
 
-        It is cancelled when interrupted, when it has not started within `wait` seconds, or within
-        CANNOT_START_SECONDS where Slurm calls its nodes unusable, and when Slurm does not end it at its limit.
+        It is cancelled when interrupted, when it has not started within `wait` seconds, or within CANNOT_START_SECONDS
+        where Slurm calls its nodes unusable, and when Slurm does not end it at its limit.
         """
         try:
             state, log = self._watch(number, job, wait)
+        except LaunchError as error:
+            try:
+                self.cancel(number)
+            except StillRunning as still:
+                raise StillRunning(f"{error}; {still}", still.advice) from error
+            raise
         except BaseException:
             self.cancel(number)
             raise
@@ -492,12 +507,12 @@ class Launcher:
                 if state.final:
                     self._state(number, log, f"{job.directory}/job.log")  # lines that came with the end
                     return state, log
-                if state.pending:
+                if state.waits:
                     waiting.add(spent, state)
                     self._look_at_wait(waiting)
                 else:
-                    running += spent
                     waiting.tell(self.progress, f"job {number} is {state}")
+                running += spent if state.started else 0.0
                 if running > 60 * job.minutes + CANCEL_SECONDS:
                     raise LaunchError(
                         f"job {number} was still {state} after {running:.0f} s, beyond its limit of {job.minutes} min",

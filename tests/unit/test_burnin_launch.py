@@ -18,6 +18,7 @@ from provision.burnin.launch import (
     JobState,
     Launcher,
     LaunchError,
+    StillRunning,
     archive,
     batch_script,
     closed,
@@ -163,6 +164,7 @@ class Waiting:
         self.asked: list[str] = []
         self.told: list[str] = []
         self.cancelled = False
+        self.ends = True  # when it is cancelled
         self.launcher = Launcher(self, "root", self.told.append, stop=threading.Event())
         monkeypatch.setattr(launch, "time", SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep))
         monkeypatch.setattr(self.launcher, "pause", self.sleep)
@@ -177,7 +179,7 @@ class Waiting:
             self.cancelled = True
             return Output(0, "", "")
         if command.startswith("squeue"):
-            said = "CANCELLED|None" if self.cancelled else self.queue(self.now)
+            said = "CANCELLED|None" if self.cancelled and self.ends else self.queue(self.now)
             return Output(0, f"{said}\n\n@@ log\n", "")
         if command.startswith("scontrol show nodes"):
             states = dict.fromkeys(JOB.nodes, ("IDLE", "")) | self.nodes(self.now)
@@ -196,7 +198,7 @@ DOWN = {"gpu-1": ("DOWN+NOT_RESPONDING", "Not responding")}
 def test_a_job_on_a_node_that_is_down_says_so_and_is_given_up(monkeypatch: pytest.MonkeyPatch):
     reason = "PENDING|ReqNodeNotAvail, UnavailableNodes:gpu-1"
     slurm = Waiting(monkeypatch, lambda now: reason, lambda now: DOWN)
-    with pytest.raises(LaunchError, match=r"job 7 could not start: pending .*gpu-1 is down") as caught:
+    with pytest.raises(LaunchError, match=r"job 7 gets no further: pending .*gpu-1 is down") as caught:
         slurm.launcher.follow("7", JOB, 900.0)
     assert "slurmd" in str(caught.value.advice)
     assert CANNOT_START_SECONDS < slurm.now < CANNOT_START_SECONDS + 30
@@ -205,6 +207,27 @@ def test_a_job_on_a_node_that_is_down_says_so_and_is_given_up(monkeypatch: pytes
     assert any(re.search(r"; for 6\d s now$", line) for line in slurm.told), (
         "a person sees that it still waits"
     )
+
+
+def test_a_job_whose_node_is_lost_as_it_starts_is_given_up_once_slurm_has_taken_it_back(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    slurm = Waiting(
+        monkeypatch,
+        lambda now: "COMPLETING|Prolog" if now < 300 else "PENDING|BeginTime",  # 300: SlurmdTimeout
+        lambda now: DOWN,
+    )
+    with pytest.raises(LaunchError, match=r"job 7 gets no further: pending \(BeginTime: .*gpu-1 is down"):
+        slurm.launcher.follow("7", JOB, 900.0)
+    assert slurm.told[0] == "job 7 is completing (Prolog); gpu-1 is down+not_responding: Not responding"
+    assert slurm.now < 300 + CANNOT_START_SECONDS + 30
+
+
+def test_a_job_that_does_not_end_is_told_with_why_it_was_cancelled(monkeypatch: pytest.MonkeyPatch):
+    slurm = Waiting(monkeypatch, lambda now: "COMPLETING|None", lambda now: DOWN)
+    slurm.ends = False
+    with pytest.raises(StillRunning, match=r"beyond its limit of 15 min; job 7 is still COMPLETING"):
+        slurm.launcher.follow("7", JOB, 900.0)
 
 
 def test_a_node_that_comes_back_is_waited_for(monkeypatch: pytest.MonkeyPatch):
@@ -232,10 +255,13 @@ def test_a_start_that_slurm_puts_off_is_explained_and_bounded(monkeypatch: pytes
 
 def test_a_job_may_wait_for_its_start_and_run_to_its_limit(monkeypatch: pytest.MonkeyPatch):
     def queue(now: float) -> str:
-        return "PENDING|Resources" if now < 800 else "RUNNING|None" if now < 1690 else "TIMEOUT|None"
+        if now < 890:
+            return "PENDING|Resources"
+        return "RUNNING|None" if now < 1780 else "COMPLETING|None" if now < 1830 else "TIMEOUT|None"
 
     slurm = Waiting(monkeypatch, queue)
-    assert slurm.launcher.follow("7", JOB, 900.0).state.state == "TIMEOUT"
+    assert slurm.launcher.follow("7", JOB, 900.0).state.state == "TIMEOUT", "an epilog takes its time, too"
+    assert "job 7 is completing" in slurm.told
     overdue = Waiting(monkeypatch, lambda now: "RUNNING|None")
     with pytest.raises(LaunchError, match="beyond its limit of 15 min"):
         overdue.launcher.follow("7", JOB, 900.0)
