@@ -12,6 +12,7 @@ import pytest
 from provision.engine.controller import converge
 from provision.lab import Lab
 from provision.report.model import Verdict
+from tests.lab.admitted import until
 from tests.lab.checking import HEAD, WORKER, Case, hidden
 from tests.lab.cluster import OTHER, Cluster, brought_up, changed, names, try_case
 from tests.lab.command import provision
@@ -35,6 +36,7 @@ CASES = [
 @pytest.fixture(scope="module")
 def cluster(lab: Lab) -> Iterator[Cluster]:
     with brought_up("certificates", "logs") as made:
+        until(lambda: made.found("logs-arrive", WORKER).verdict.good, "the first lines have arrived", 60)
         yield made
 
 
