@@ -135,8 +135,8 @@ def test_a_node_under_maintenance_is_silent_until_it_is_back(admitted: Admitted,
     alerts = f"{CURL} https://{HEAD}:9093/api/v2/alerts"
     slurmd = {"name": "slurmd.service"}
 
-    def state(name: str, **others: str) -> list[str]:
-        wanted = {"alertname": name, "node": OTHER, **others}
+    def state(alert: str, **others: str) -> list[str]:
+        wanted = {"alertname": alert, "node": OTHER, **others}
         found = json.loads(admitted.on(HEAD, alerts))
         return [alert["status"]["state"] for alert in found if wanted.items() <= alert["labels"].items()]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -29,6 +30,12 @@ def open_node(cluster: Cluster, lab: Lab) -> Lab:
     lab.inside(WORKER, f"rm -f {STATE} /etc/provision/health.off")
     if "idle" not in state(lab):
         lab.inside(HEAD, f"scontrol update nodename={WORKER} state=resume")
+    deadline = (
+        time.monotonic() + 240
+    )  # "*" is not responding: faults before this left that until slurmctld asks again
+    while not state(lab).startswith("idle "):
+        assert time.monotonic() < deadline, state(lab)
+        time.sleep(2)
     return lab
 
 
