@@ -31,7 +31,7 @@ def cluster(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clus
         "groups": {
             "head": {"hosts": HEAD, "addresses": address[HEAD], "roles": ["head"]},
             "gpu": {"hosts": WORKER, "addresses": address[WORKER], "roles": ["worker"], "gpu": gpu},
-            "login": {"hosts": OTHER, "addresses": address[OTHER], "roles": ["login"]},
+            "login": {"hosts": OTHER, "addresses": address[OTHER], "roles": ["login"], "gpu": gpu},
         },
         "networks": {"management": "10.77.0.0/24"},
         "base": {"users": {"alice": {"uid": 2001}}},
