@@ -166,21 +166,24 @@ def ensure(
 
 
 def wait(title: str, *, test: str, timeout: int = 60) -> None:
-    """Wait on the node until `test` exits 0; fails after `timeout` seconds with its last words. Changes nothing."""
+    """Wait on the node until `test` exits 0; fails after `timeout` seconds with its last words. Changes nothing.
+
+    What is so already was so when everything behind it was asked, too; otherwise that is asked again.
+    """
     conn = connector()
     if conn.recorder.forecast:
         return
     quoted = shlex.quote(test)
     script = (
-        f"e=$(($(date +%s) + {timeout})); until o=$(sh -c {quoted} 2>&1); do echo waited; "
+        f"e=$(($(date +%s) + {timeout})); until o=$(sh -c {quoted} 2>&1); do "
         f"[ $(date +%s) -lt $e ] || {{ printf '%s\\n' \"$o\" >&2; exit 1; }}; sleep 0.2; done"
     )
     with conn.recorder.operation(title):
-        output = conn.shell.run(script, timeout=timeout + 30)
-        if output.stdout:
-            conn.forget()  # meanwhile the node has changed
-        if not output.ok:
-            raise OperationFailed(title, f"not within {timeout} s: {_tail(output.stderr)}")
+        if not read(test).ok:
+            output = conn.shell.run(script, timeout=timeout + 30)
+            conn.forget()
+            if not output.ok:
+                raise OperationFailed(title, f"not within {timeout} s: {_tail(output.stderr)}")
         conn.recorder.finish(False)
 
 

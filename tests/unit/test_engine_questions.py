@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.engine import questions
+from provision.engine import facts, ops, questions
 from provision.engine.connector import NodeConnector
 from provision.engine.questions import Question
+from provision.engine.record import Recorder
 from provision.engine.remote import Output, RootShell, local_shell
 
 
@@ -172,3 +173,32 @@ def test_what_was_asked_is_known_once_each_in_order(connector: NodeConnector) ->
     connector.ask(questions.command("b"), questions.command("a"))
     connector.ask(questions.command("b"))
     assert [question.subject for question in connector.asked] == ["b", "a"]
+
+
+class Starting(Counting):
+    """A service that answers from the second time on."""
+
+    def run_many(self, commands: Sequence[str], timeout: float) -> list[Output]:
+        super().run_many(commands, timeout)
+        return [Output(0 if len(self.executions) > 1 else 2, "", "connection refused") for _ in commands]
+
+    def run(self, command: str, timeout: float) -> Output:
+        return self.run_many([command], timeout)[0]
+
+
+def test_what_was_asked_together_with_what_is_waited_for_is_asked_again_where_that_was_not_so(
+    connector: NodeConnector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connector.shell = Starting()  # type: ignore[assignment]
+    connector.recorder = Recorder("n1", lambda event: None, forecast=False)
+    for module in (facts, ops):
+        monkeypatch.setattr(module, "connector", lambda: connector)
+    answers, accounts = questions.command("sacctmgr ping"), questions.command("sacctmgr show")
+    connector.foretell([answers, accounts])
+    assert not connector.ask(accounts)[0].ok
+    ops.wait("it answers", test=answers.subject)
+    assert connector.ask(accounts)[0].ok
+    connector.ask(answers)
+    before = len(executions(connector))
+    ops.wait("it answers", test=answers.subject)
+    assert len(executions(connector)) == before, "what is so already costs nothing"
