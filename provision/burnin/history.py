@@ -14,8 +14,8 @@ from provision.burnin.judge.speed import readings
 from provision.burnin.result import BurninResult
 from provision.engine import headstate
 from provision.engine.headstate import HeadError
-from provision.engine.remote import RemoteError, RootShell, connect
-from provision.report.model import Document, Finding, NodeResult, Verdict, worst
+from provision.engine.remote import RootShell
+from provision.report.model import Document, NodeResult
 
 if TYPE_CHECKING:
     from provision.site.models import Site
@@ -78,21 +78,12 @@ def keep(site: Site, document: Document, *, sudo_password: str | None) -> None:
     found = document.details.get(DETAIL)
     if not found:
         return
-    try:
-        shell = connect(site, site.head, sudo_password=sudo_password)
-        try:
-            write(shell, found)
-        finally:
-            shell.close()
-    except (RemoteError, HeadError) as error:
-        document.findings.append(
-            Finding(
-                verdict=Verdict.WARN,
-                check="burnin-history",
-                subject=site.head.name,
-                why=str(error),
-                action="monitoring does not know of this burn-in",
-                source=folder(),
-            )
-        )
-        document.verdict = worst([document.verdict, Verdict.WARN])
+    headstate.keep(
+        site,
+        document,
+        lambda shell: write(shell, found),
+        check="burnin-history",
+        action="monitoring does not know of this burn-in",
+        source=folder(),
+        sudo_password=sudo_password,
+    )

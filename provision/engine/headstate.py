@@ -9,16 +9,16 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from shlex import quote
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from provision.engine.deploy import Secret
-from provision.engine.remote import RootShell
+from provision.engine.remote import RemoteError, RootShell, connect
 from provision.engine.replace import replace
-from provision.report.model import Finding, Verdict
+from provision.report.model import Document, Finding, Verdict, worst
 
 if TYPE_CHECKING:
     from provision.site.models import Site
@@ -50,6 +50,37 @@ def silent(site: Site, error: Exception) -> Finding:
         why=str(error).removeprefix(f"{site.head.name}: "),
         action=getattr(error, "advice", None),
     )
+
+
+def keep(
+    site: Site,
+    document: Document,
+    write: Callable[[RootShell], None],
+    *,
+    check: str,
+    action: str,
+    source: str,
+    sudo_password: str | None,
+) -> None:
+    """Have `write` keep on the head what `document` tells of; where that cannot be done, it says so by `check`."""
+    try:
+        shell = connect(site, site.head, sudo_password=sudo_password)
+        try:
+            write(shell)
+        finally:
+            shell.close()
+    except (RemoteError, HeadError) as error:
+        document.findings.append(
+            Finding(
+                verdict=Verdict.WARN,
+                check=check,
+                subject=site.head.name,
+                why=str(error),
+                action=action,
+                source=source,
+            )
+        )
+        document.verdict = worst([document.verdict, Verdict.WARN])
 
 
 def read_secrets(shell: RootShell, wanted: Mapping[str, Secret]) -> tuple[dict[str, bytes], dict[str, bytes]]:

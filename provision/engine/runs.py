@@ -12,8 +12,8 @@ from pydantic import BaseModel, ValidationError
 from provision.engine import headstate
 from provision.engine.headstate import HeadError
 from provision.engine.journal import Entry, now
-from provision.engine.remote import RemoteError, RootShell, connect
-from provision.report.model import Document, Finding, NodeResult, Verdict, worst
+from provision.engine.remote import RootShell
+from provision.report.model import Document, NodeResult, Verdict
 
 if TYPE_CHECKING:
     from provision.site.models import Site
@@ -82,21 +82,12 @@ def keep(site: Site, entry: Entry, document: Document, *, sudo_password: str | N
         verdict=document.verdict,
         nodes=document.nodes,
     )
-    try:
-        shell = connect(site, site.head, sudo_password=sudo_password)
-        try:
-            add(shell, run)
-        finally:
-            shell.close()
-    except (RemoteError, HeadError) as error:
-        document.findings.append(
-            Finding(
-                verdict=Verdict.WARN,
-                check="kept-on-head",
-                subject=site.head.name,
-                why=str(error),
-                action="other admins do not see this run: tell them",
-                source=path(),
-            )
-        )
-        document.verdict = worst([document.verdict, Verdict.WARN])
+    headstate.keep(
+        site,
+        document,
+        lambda shell: add(shell, run),
+        check="kept-on-head",
+        action="other admins do not see this run: tell them",
+        source=path(),
+        sudo_password=sudo_password,
+    )

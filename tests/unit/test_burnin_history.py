@@ -106,7 +106,7 @@ def test_what_could_not_be_kept_is_a_warning_and_no_reason_to_fail(
         reached.append(words)
         raise RemoteError("h1: no route")
 
-    monkeypatch.setattr(history, "connect", nobody)
+    monkeypatch.setattr(headstate, "connect", nobody)
     document = Document(verb="burnin", verdict=Verdict.PASS)
     history.keep(site, document, sudo_password=None)
     assert (document.verdict, reached) == (Verdict.PASS, []), "nothing was burned in"

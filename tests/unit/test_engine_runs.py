@@ -77,7 +77,7 @@ def test_a_head_that_does_not_answer_is_a_warning_and_the_answer_is_not_lost(
     def connect(*arguments: Any, **more: Any) -> None:
         raise RemoteError("h1: Connection refused")
 
-    monkeypatch.setattr(runs, "connect", connect)
+    monkeypatch.setattr(headstate, "connect", connect)
     document = Document(verb="apply", verdict=Verdict.PASS)
     with journaled(site, "apply") as entry:
         runs.keep(site, entry, document, sudo_password=None)
@@ -89,7 +89,7 @@ def test_a_head_that_does_not_answer_is_a_warning_and_the_answer_is_not_lost(
 def test_what_is_kept_is_the_entry_of_the_journal_with_its_nodes(
     site: Site, shell: RootShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "connect", lambda *_, **__: local_shell("head-1"))
+    monkeypatch.setattr(headstate, "connect", lambda *_, **__: local_shell("head-1"))
     failed = NodeResult(verdict=Verdict.FAIL, failed=1, reason="no route")
     with journaled(site, "apply") as entry:
         entry.verdict = Verdict.FAIL
