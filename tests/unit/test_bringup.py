@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,15 +74,14 @@ class Head:
         pass
 
 
-def test_another_run_that_holds_the_head_is_not_written_over(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def after_apply(site: Site, monkeypatch: pytest.MonkeyPatch, connect: Callable[..., Any]) -> Document:
+    """What a bring-up comes to whose apply has passed and whose session on the head is `connect`'s."""
     nodes = {"h1": NodeResult(verdict=Verdict.PASS)}
     applied = Document(verb="apply", site="tiny", verdict=Verdict.PASS, nodes=nodes)
     monkeypatch.setattr(bringup, "converge", lambda *_, **__: applied)
-    monkeypatch.setattr(bringup, "connect", lambda *_, **__: Head())
+    monkeypatch.setattr(bringup, "connect", connect)
     monkeypatch.setattr(bringup.runs, "keep", lambda *_, **__: None)
-    document = bringup.bring_up(
+    return bringup.bring_up(
         site,
         list(site.nodes.values()),
         minutes=None,
@@ -89,6 +89,12 @@ def test_another_run_that_holds_the_head_is_not_written_over(
         sudo_password=None,
         show=lambda event: None,
     )
+
+
+def test_another_run_that_holds_the_head_is_not_written_over(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = after_apply(site, monkeypatch, lambda *_, **__: Head())
     [finding] = document.findings
     assert (document.verdict, finding.verdict) == (Verdict.UNKNOWN, Verdict.UNKNOWN)
     assert "h1 is being provisioned by ann@ctl, run r0" in str(finding.why)
@@ -104,23 +110,10 @@ def test_a_node_that_passed_and_is_not_opened_is_no_pass() -> None:
 
 
 def test_a_bring_up_that_is_interrupted_is_no_pass(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = {"h1": NodeResult(verdict=Verdict.PASS)}
-    applied = Document(verb="apply", site="tiny", verdict=Verdict.PASS, nodes=nodes)
-
     def connect(*arguments: Any, **more: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bringup, "converge", lambda *_, **__: applied)
-    monkeypatch.setattr(bringup, "connect", connect)
-    monkeypatch.setattr(bringup.runs, "keep", lambda *_, **__: None)
-    document = bringup.bring_up(
-        site,
-        list(site.nodes.values()),
-        minutes=None,
-        burnin_all=False,
-        sudo_password=None,
-        show=lambda event: None,
-    )
+    document = after_apply(site, monkeypatch, connect)
     assert document.details["interrupted"]
     assert document.verdict is Verdict.UNKNOWN
     assert [finding.why for finding in document.findings] == ["interrupted"]
