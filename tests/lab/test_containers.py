@@ -27,7 +27,7 @@ from tests.lab.cluster import OTHER, Cluster, brought_up, changed, names, try_ca
 CONTAINERS = {"docker": {"data_root": "/data/docker", "members": ["alice"]}, "apptainer": {}}
 # Apptainer is in no release of Debian: this is the repository that the site configures, below all others
 SOURCE = """Types: deb
-URIs: http://deb.debian.org/debian
+URIs: {mirror}
 Suites: sid
 Components: main
 Check-Valid-Until: no
@@ -129,7 +129,8 @@ def cluster(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clus
     document["nodes"] = {WORKER: {"settings": {"containers": CONTAINERS}}}
     path = tmp_path_factory.mktemp("containers") / "lab.yml"
     path.write_text(yaml.safe_dump(document, sort_keys=False))
-    lab.inside(WORKER, "cat >/etc/apt/sources.list.d/sid.sources", stdin=SOURCE)
+    mirror = lab.inside(WORKER, "sed -n 's/^URIs: *//p' /etc/apt/sources.list.d/*.sources").split()[0]
+    lab.inside(WORKER, "cat >/etc/apt/sources.list.d/sid.sources", stdin=SOURCE.format(mirror=mirror))
     lab.inside(WORKER, "cat >/etc/apt/preferences.d/sid; apt-get -qq update", stdin=PIN)
     lab.inside(WORKER, "cat >/usr/local/bin/runc-lab; chmod 755 /usr/local/bin/runc-lab", stdin=RUNTIME)
     lab.inside(
