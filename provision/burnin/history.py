@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from provision.site.models import Site
 
 DETAIL = "burned"  # the name of `records` in the details of a document
-_WRITE = """set -e; install -d -m 755 {folder}
+_WRITE = """set -e; install -d -m 755 {folder}; t=; trap 'rm -f "$t"' EXIT
 while read -r node record; do
 t=$(mktemp {folder}/.new.XXXXXX); printf '%s\\n' "$record" >"$t"
 chmod 644 "$t"; sync "$t"; mv -f "$t" "{folder}/$node.json"

@@ -10,6 +10,7 @@ from provision.components.fabric.exports import NCCL
 from provision.engine import facts, ops
 from provision.engine.deploy import Context, step
 from provision.engine.record import OperationFailed
+from provision.engine.replace import replace
 
 # With live-restore containers outlive the daemon; without it a restart would end them.
 _RESTART = """running=$(docker ps -q | wc -l) && live=$(docker info -f '{{.LiveRestoreEnabled}}') || running=0
@@ -18,15 +19,6 @@ if [ "$running" -gt 0 ] && [ "$live" != true ]; then
   exit 1
 fi
 systemctl daemon-reload && systemctl restart docker"""
-_WRITE = """set -e
-umask 022
-mkdir -p "$(dirname {path})"
-t=$(mktemp {path}.XXXXXX)
-trap 'rm -f "$t"' EXIT
-cat >"$t"
-dockerd --validate --config-file "$t" >&2
-chmod 644 "$t"
-mv -f "$t" {path}"""
 
 
 @step("worker", after=[("nvidia", "self"), ("storage", "self")])
@@ -60,7 +52,7 @@ def _docker(on: Context, wanted: ContainersSettings) -> None:
     ops.ensure(  # not a file of our own: what others wrote stays, also when this component is switched off
         f"{exports.DAEMON} with our keys",
         test=f'[ "$(cat {exports.DAEMON} 2>/dev/null)" = {quote(content.rstrip())} ] || exit 1',
-        make=_WRITE.format(path=exports.DAEMON),
+        make=replace(exports.DAEMON, mode="644", check='dockerd --validate --config-file "$t" >&2'),
         stdin=content.encode(),
     )
     dropin = exports.proxy_dropin(wanted)
