@@ -122,10 +122,10 @@ def _climb(
     parts.append(verified)
     workers = {node.name for node in site.with_role("worker")}
     closed = burnin_closed(states.shell.run) if site.enabled("slurm") else {}
-    before = states.states([node.name for node in converged])
-    states.move(decide.after_verify(before, verified.nodes, workers, closed))
-    wanted = ("verified", "burned-in", "admitted") if burnin_all else ("verified", "burned-in")
-    waiting = [node for node in converged if node.name in workers and states.state(node.name) in wanted]
+    names = [node.name for node in converged]
+    states.move(decide.after_verify(states.states(names), verified.nodes, workers, closed))
+    chosen = decide.to_burn_in(states.states(names), verified.nodes, workers, again=burnin_all)
+    waiting = [node for node in converged if node.name in chosen]
     if not waiting or not site.enabled("slurm"):
         return
     show(_note(f"burn-in: {fold(node.name for node in waiting)}"))

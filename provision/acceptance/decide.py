@@ -77,6 +77,19 @@ def after_verify(
     return moved
 
 
+def to_burn_in(
+    states: Mapping[str, State], results: Mapping[str, NodeResult], workers: Collection[str], *, again: bool
+) -> list[str]:
+    """The workers that are burned in now: those that verify has found good and that are not admitted yet (`again`:
+    these, too). Unknown never admits, however far the node had come before."""
+    waiting = ("verified", "burned-in", *(["admitted"] if again else []))
+    return [
+        node
+        for node, result in results.items()
+        if node in workers and result.verdict.good and states[node] in waiting
+    ]
+
+
 def after_burnin(results: Mapping[str, NodeResult]) -> dict[str, Transition]:
     """Nodes that passed are admitted, ones that failed are quarantined, others stay verified."""
     moved: dict[str, Transition] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from provision.acceptance.decide import after_apply, after_burnin, after_verify, withdrawals
+from provision.acceptance.decide import after_apply, after_burnin, after_verify, to_burn_in, withdrawals
 from provision.engine.headstate import Acceptance, State
 from provision.report.model import NodeResult, Verdict
 
@@ -74,6 +74,30 @@ def test_no_more_than_two_nodes_or_five_percent_are_withdrawn_at_once() -> None:
     )
     assert len(moved) == 5
     assert [withdrawals(count) for count in (1, 10, 40, 41, 2000)] == [2, 2, 2, 2, 100]
+
+
+@pytest.mark.parametrize(
+    ("state", "verdict", "again", "expected"),
+    [
+        ("verified", "pass", False, True),
+        ("burned-in", "warn", False, True),
+        ("verified", "unknown", False, False),  # as an earlier run left it
+        ("burned-in", "unknown", False, False),
+        ("configured", "unknown", False, False),
+        ("admitted", "pass", False, False),
+        ("admitted", "pass", True, True),
+        ("admitted", "fail", True, False),
+    ],
+)
+def test_only_what_verify_finds_good_is_burned_in(
+    state: State, verdict: str, again: bool, expected: bool
+) -> None:
+    chosen = to_burn_in({"n": state, "h": "verified"}, {"n": result(verdict)}, {"n"}, again=again)
+    assert chosen == (["n"] if expected else [])
+
+
+def test_only_workers_are_burned_in() -> None:
+    assert to_burn_in({"h": "verified"}, {"h": result("pass")}, {"n"}, again=True) == []
 
 
 def test_only_a_passed_burnin_admits() -> None:

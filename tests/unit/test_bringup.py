@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from provision.acceptance import bringup
+from provision.engine.headstate import Acceptance
 from provision.engine.journal import Journal, journaled
 from provision.engine.remote import RemoteError
 from provision.report.model import Document, NodeResult, Verdict
 from provision.report.store import state_directory
-from provision.site.models import Site, SiteFile
+from provision.site.models import Node, Site, SiteFile
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ class Head:
 
 def after_apply(site: Site, monkeypatch: pytest.MonkeyPatch, connect: Callable[..., Any]) -> Document:
     """What a bring-up comes to whose apply has passed and whose session on the head is `connect`'s."""
-    nodes = {"h1": NodeResult(verdict=Verdict.PASS)}
+    nodes = {name: NodeResult(verdict=Verdict.PASS) for name in site.nodes}
     applied = Document(verb="apply", site="tiny", verdict=Verdict.PASS, nodes=nodes)
     monkeypatch.setattr(bringup, "converge", lambda *_, **__: applied)
     monkeypatch.setattr(bringup, "connect", connect)
@@ -117,3 +118,34 @@ def test_a_bring_up_that_is_interrupted_is_no_pass(site: Site, monkeypatch: pyte
     assert document.details["interrupted"]
     assert document.verdict is Verdict.UNKNOWN
     assert [finding.why for finding in document.findings] == ["interrupted"]
+
+
+def test_a_node_that_verify_cannot_tell_of_is_not_burned_in_whatever_it_was_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    groups = {"head": {"hosts": "h1", "roles": ["head"]}, "gpu": {"hosts": "g[1-2]", "roles": ["worker"]}}
+    file = SiteFile.model_validate({"cluster": "tiny", "groups": groups, "scheduler": {"slurm": {}}})
+    site = Site.from_file(file, tmp_path / "tiny.yml")
+    known = {name: Acceptance(state="verified", since="2026-01-01T00:00:00+00:00") for name in ("g1", "g2")}
+    verdicts = {"h1": Verdict.PASS, "g1": Verdict.PASS, "g2": Verdict.UNKNOWN}
+    verified = Document(
+        verb="verify",
+        verdict=Verdict.UNKNOWN,
+        nodes={name: NodeResult(verdict=verdict) for name, verdict in verdicts.items()},
+    )
+    burned: list[str] = []
+
+    def run_burnin(site: Site, nodes: list[Node], *_: Any, **__: Any) -> Document:
+        burned.extend(node.name for node in nodes)
+        return Document(verb="burnin", verdict=Verdict.PASS)
+
+    monkeypatch.setattr(bringup.preflight, "take_lock", lambda *_: None)
+    monkeypatch.setattr(bringup.headstate, "read_acceptance", lambda shell: dict(known))
+    monkeypatch.setattr(bringup.headstate, "write_acceptance", lambda shell, states: None)
+    monkeypatch.setattr(bringup, "burnin_closed", lambda run: {})
+    monkeypatch.setattr(bringup, "_verify", lambda *_: verified)
+    monkeypatch.setattr(bringup, "run_burnin", run_burnin)
+    monkeypatch.setattr(Head, "run", None, raising=False)
+    after_apply(site, monkeypatch, lambda *_, **__: Head())
+    assert burned == ["g1"]
