@@ -90,7 +90,8 @@ def actions(
         todo.append("disable")
     if not wanted.running:
         return [*todo, "stop"] if active else todo
-    if not active:
+    # "activating", too, but what has just died of something and is tried again in a while does not run
+    if not active or properties.get("SubState", "").startswith("auto-restart"):
         return [*todo, "start"]
     if wanted.keep:
         return ["daemon-reload", *todo] if rewritten and "daemon-reload" not in todo else todo

@@ -47,13 +47,21 @@ def unit_runs(at: Target, unit: str) -> Found:
         enabled = _enabled(at, unit)
     except ValueError as error:
         return unknown(str(error), source=f"systemctl is-enabled {unit}")
-    read = f"{active.stdout.strip()}, {'not enabled' if enabled is False else 'enabled'}"
-    found = expect(
+    state = active.stdout.strip()
+    if state == "activating":
+        if not _died(at, unit):
+            return unknown("is being started", source=command)
+        state = "died, tried again in a while"
+    read = f"{state}, {'not enabled' if enabled is False else 'enabled'}"
+    return expect(
         read, "active, enabled", action=f"journalctl -u {unit}; then `provision apply`", source=command
     )
-    if found.verdict is Verdict.FAIL and active.stdout.strip() == "activating":
-        return unknown("is being started", source=command)
-    return found
+
+
+def _died(at: Target, unit: str) -> bool:
+    """Whether a unit that is "activating" has ended by a mistake, and systemd waits before it starts it again."""
+    state = at.host.run(f"systemctl show --property=SubState --value {unit}").stdout
+    return str(state).startswith("auto-restart")
 
 
 def _enabled(at: Target, unit: str) -> bool | None:

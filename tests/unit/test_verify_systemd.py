@@ -67,3 +67,16 @@ def test_a_unit_comes_back_where_it_or_its_socket_is_enabled(
 
     at = SimpleNamespace(host=SimpleNamespace(run=run))
     assert unit_runs(at, "ssh").verdict is verdict  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("sub", "verdict"),
+    [("start", Verdict.UNKNOWN), ("auto-restart", Verdict.FAIL), ("auto-restart-queued", Verdict.FAIL)],
+)
+def test_a_unit_that_dies_again_and_again_is_not_being_started(sub: str, verdict: Verdict) -> None:
+    def run(command: str) -> SimpleNamespace:
+        said = {"is-active": "activating", "is-enabled": "enabled", "show": sub}[command.split()[1]]
+        return SimpleNamespace(rc=3 if said == "activating" else 0, stdout=f"{said}\n", stderr="")
+
+    found = unit_runs(SimpleNamespace(host=SimpleNamespace(run=run)), "ssh")  # type: ignore[arg-type]
+    assert found.verdict is verdict
