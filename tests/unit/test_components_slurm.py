@@ -321,14 +321,9 @@ def introduce(folder: Path, *nodes: str, answers: int = 0) -> subprocess.Complet
     }.items():
         (folder / name).write_text(f"#!/bin/sh\n{body}\n")
         (folder / name).chmod(0o755)
-    script = deploy._INTRODUCE.format(
-        etc=folder,
-        conf=folder / "slurm.conf",
-        folded="'g[01-02]'",
-        count=2,
-        introduced=folder / "met",
-        names="g01 g02",
-        patience=0,
+    joining = ["g01", "g02"]
+    script = deploy.introduction(
+        str(folder / "slurm.conf"), str(folder / "met"), joining, joining, patience=0
     )
     path = {"PATH": f"{folder}:{os.environ['PATH']}"}
     return subprocess.run(
@@ -361,6 +356,38 @@ def test_nodes_have_not_joined_where_slurmctld_does_not_say_so(
     assert ran.returncode == 1
     assert said in ran.stderr
     assert not (tmp_path / "met").exists()
+
+
+def test_a_slurm_conf_that_slurm_refuses_is_not_put_in_place(tmp_path: Path) -> None:
+    (tmp_path / "slurm.conf").write_text("ClusterName=old\n")
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho 'fatal: bad line' >&2\nexit 1\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    script = deploy.introduction(str(tmp_path / "slurm.conf"), str(tmp_path / "met"), ["g01"], ["g01"])
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ran = subprocess.run(["sh", "-c", script], input="Cluster", env=path, capture_output=True, text=True)
+    assert (ran.returncode, ran.stderr) == (1, "fatal: bad line\n")
+    assert (tmp_path / "slurm.conf").read_text() == "ClusterName=old\n"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["scontrol", "slurm.conf"]
+
+
+# Logins with a job
+
+
+def test_the_rule_of_pam_stands_once_at_the_end_and_goes_without_a_trace(tmp_path: Path) -> None:
+    file, own = tmp_path / "sshd", "@include common-auth\naccount required pam_nologin.so\n"
+    file.write_text(own)
+    first, second = (
+        f"{exports.PAM_BEGIN}\naccount {word} pam_x.so\n{exports.PAM_END}\n" for word in ("a", "b")
+    )
+    for block in (first, first, second, ""):
+        subprocess.run(["sh", "-c", deploy.pam(str(file), block)], check=True)
+        assert (file.read_text(), file.stat().st_mode & 0o777) == (own + block, 0o644)
+    assert [each.name for each in tmp_path.iterdir()] == ["sshd"]
+
+
+def test_a_file_of_pam_that_cannot_be_read_is_not_made_of_our_rule_alone(tmp_path: Path) -> None:
+    assert subprocess.run(["sh", "-c", deploy.pam(str(tmp_path / "sshd"), "account x\n")]).returncode == 1
+    assert not list(tmp_path.iterdir())
 
 
 # Host lists

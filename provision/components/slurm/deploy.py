@@ -7,6 +7,7 @@ moment in which a job could start on a node that has not been tried.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
@@ -17,6 +18,7 @@ from provision.components.storage import exports as storage
 from provision.engine import facts, ops
 from provision.engine.deploy import Context, step
 from provision.engine.record import OperationFailed
+from provision.engine.replace import replace
 
 _DROP_IN = "/etc/systemd/system/{unit}.service.d/50-provision.conf"
 _VALIDATE = "env SLURM_CONF={} scontrol show hostnames localhost >/dev/null"
@@ -36,12 +38,7 @@ _PATIENCE = 60  # seconds for slurmctld to know its new nodes
 
 # The file with the new nodes drained; then slurmctld meets them; then it is written down that it has.
 _INTRODUCE = """set -eu
-t=$(mktemp {etc}/.provision.XXXXXX)
-trap 'rm -f "$t"' EXIT
-cat >"$t"
-chmod 644 "$t"
-env SLURM_CONF="$t" scontrol show hostnames localhost >/dev/null
-mv -f "$t" {conf}
+( {write} )
 e=$(($(date +%s) + 60))
 until o=$(sacctmgr -nP show cluster 2>&1); do
   [ $(date +%s) -lt $e ] || {{ echo "slurmdbd did not answer within 60 s: $o" >&2; exit 1; }}
@@ -60,10 +57,7 @@ until o=$(scontrol -o show nodes {folded} 2>&1) && [ "$(printf '%s\n' "$o" | gre
 done
 bad=$(printf '%s\n' "$o" | grep -v ' State=[^ ]*DRAIN' | cut -d ' ' -f 1 || [ $? = 1 ])
 [ -z "$bad" ] || {{ echo "expected to be drained: $bad" >&2; exit 1; }}
-install -d -m 755 $(dirname {introduced})
-printf '%s\\n' {names} >{introduced}.new
-sync {introduced}.new
-mv -f {introduced}.new {introduced}"""
+{note}"""
 
 _EMPTY_PROGRAM = """#!/bin/sh
 # A pattern of slurm.conf that matches no program fails every job: this one keeps {folder} from being empty.
@@ -214,29 +208,46 @@ def _introduce(on: Context) -> None:
     new = [name for name in wanted if name not in known]
     if not new and met is not None and set(met.split()) <= set(wanted):
         return
-    names = " ".join(map(quote, wanted)) or "''"
-    here = f'[ -f {exports.INTRODUCED} ] && [ "$(cat {exports.INTRODUCED})" = "$(printf \'%s\\n\' {names})" ] || exit 1'
+    here = (
+        f'[ -f {exports.INTRODUCED} ] && [ "$(cat {exports.INTRODUCED})" = "$({_lines(wanted)})" ] || exit 1'
+    )
     if not new:
         ops.ensure(
             "nodes that slurmctld has met",
             test=here,
-            make=f"install -d -m 755 $(dirname {exports.INTRODUCED}) && printf '%s\\n' {names} >{exports.INTRODUCED}",
+            make=_note(exports.INTRODUCED, wanted),
         )
         return
     ops.ensure(
         f"{exports.slurm_fold(new)} join drained",
         test=here,
-        make=_INTRODUCE.format(
-            etc=exports.ETC,
-            conf=exports.CONF,
-            folded=quote(exports.slurm_fold(new)),
-            count=len(new),
-            introduced=exports.INTRODUCED,
-            names=names,
-            patience=_PATIENCE,
-        ),
+        make=introduction(exports.CONF, exports.INTRODUCED, new, wanted),
         stdin=exports.slurm_conf(on.site, on.lock, profile=on.profile, joining=new).encode(),
     )
+
+
+def introduction(
+    conf: str, introduced: str, new: Sequence[str], known: Sequence[str], patience: int = _PATIENCE
+) -> str:
+    """Shell: puts its standard input in place as `conf`, waits `patience` seconds at most for slurmctld to meet the
+    `new` nodes in it, drained, and writes down in `introduced` all nodes that it knows then."""
+    return _INTRODUCE.format(
+        write=replace(conf, mode="644", check=_VALIDATE.format('"$t"')),
+        folded=quote(exports.slurm_fold(new)),
+        count=len(new),
+        note=_note(introduced, known),
+        patience=patience,
+    )
+
+
+def _note(path: str, names: Sequence[str]) -> str:
+    """Shell: writes `names` down in `path`, one a line."""
+    return f"{_lines(names)} | ( {replace(path, mode='644')} )"
+
+
+def _lines(names: Sequence[str]) -> str:
+    """Shell: prints `names`, one a line."""
+    return f"printf '%s\\n' {shlex.join(names) or quote('')}"
 
 
 def _known_to_slurmctld() -> set[str]:
@@ -304,6 +315,15 @@ def _pam(on: Context) -> None:
     ops.ensure(
         "login with a job only" if wanted else "no rule for logins with a job",
         test=f"[ \"$(sed -n '/^{begin}$/,/^{end}$/p' {_PAM})\" = {quote(block.rstrip())} ] || exit 1",
-        make=f"t=$(mktemp {_PAM}.XXXXXX) && sed '/^{begin}$/,/^{end}$/d' {_PAM} >\"$t\" && "
-        f'printf \'%s\' {quote(block)} >>"$t" && chmod 644 "$t" && mv -f "$t" {_PAM}',
+        make=pam(_PAM, block),
+    )
+
+
+def pam(path: str, block: str) -> str:
+    """Shell: our block of PAM's file at `path` is `block`, at its end, or gone; nothing is changed where it cannot be
+    read."""
+    begin, end = exports.PAM_BEGIN, exports.PAM_END
+    return (
+        f"rest=$(sed '/^{begin}$/,/^{end}$/d' {quote(path)}) || exit 1\n"
+        f"printf '%s\\n%s' \"$rest\" {quote(block)} | ( {replace(path, mode='644')} )"
     )
