@@ -215,6 +215,18 @@ def test_another_clusters_state_stops_with_both_ids_and_deletes_nothing(cluster:
     assert cluster.apply().verdict is Verdict.PASS
 
 
+@pytest.mark.parametrize("unit", ["mariadb", "slurmdbd", "slurmctld", "munge"])
+def test_a_daemon_that_dies_is_started_again(cluster: Cluster, unit: str) -> None:
+    cluster.must(HEAD, f"systemctl kill --signal=SEGV --kill-whom=main {unit}")
+    again = f"systemctl show -p NRestarts,ActiveState {unit} | sort | paste -sd ,"
+    active = f"{again} | grep -q '^ActiveState=active,NRestarts=[1-9]'"
+    cluster.must(HEAD, f'timeout 90 sh -c "until {active}; do sleep 1; done"')
+    cluster.must(
+        HEAD, "timeout 90 sh -c 'until sacctmgr -nP show cluster && scontrol ping; do sleep 1; done'"
+    )
+    assert changed(cluster.apply()) == {}
+
+
 def test_every_check_is_tried() -> None:
     assert {case.check for case in CASES} == names(["slurm"]) - {"slurm-login"}  # test_login has it
 

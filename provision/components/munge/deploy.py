@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from provision.components.munge import exports
+from provision.components.restarts import restarting
 from provision.engine import ops
 from provision.engine.deploy import Context, step
 
@@ -21,4 +22,5 @@ def node(on: Context) -> None:
         secret=True,
         comment=None,
     )
-    ops.unit(on.profile.unit("munge"), reads=[exports.KEY])
+    unit = on.profile.unit("munge")
+    ops.unit(unit, reads=[exports.KEY, restarting(unit)])

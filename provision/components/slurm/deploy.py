@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from shlex import quote
 
+from provision.components.restarts import restarting
 from provision.components.slurm import accounting, exports, lint
 from provision.components.storage import exports as storage
 from provision.engine import facts, ops
@@ -47,6 +48,7 @@ done
 if systemctl -q is-active slurmctld; then
   scontrol reconfigure
 else
+  systemctl daemon-reload
   ! systemctl -q is-failed slurmctld || systemctl reset-failed slurmctld
   systemctl start slurmctld
 fi
@@ -93,7 +95,7 @@ def head(on: Context) -> None:
         exports.JWT_KEY, on.secrets["slurm-jwt.key"], mode="600", user="slurm", group="slurm", secret=True, comment=None
     )  # fmt: skip
     ops.file(exports.DATABASE, exports.slurmdbd_conf(on.site), mode="600", user="slurm", group="slurm")
-    ops.unit("slurmdbd", reads=[exports.DATABASE, exports.JWT_KEY])
+    ops.unit("slurmdbd", reads=[exports.DATABASE, exports.JWT_KEY, restarting("slurmdbd")])
     accounting.qualities(on)
     _controller(on)
     accounting.apply(on)
@@ -177,7 +179,8 @@ def _directories(paths: Sequence[str]) -> None:
 def _database(on: Context) -> None:
     path = f"{on.profile.path('mariadb.conf.d')}/60-provision-slurm.cnf"
     ops.file(path, exports.database_conf(on.site, on.lock))
-    ops.unit(on.profile.unit("mariadb"), reads=[path])
+    unit = on.profile.unit("mariadb")
+    ops.unit(unit, reads=[path, restarting(unit)])
     ops.ensure("slurmdbd's database", test=_DATABASE_TEST, make=_DATABASE_MAKE, requires="mariadb")
 
 
@@ -191,11 +194,12 @@ def _controller(on: Context) -> None:
     for name, text in beside.items():
         ops.file(f"{exports.ETC}/{name}", text)
     _programs()
+    again = restarting("slurmctld")
     with _explained():
         _introduce(on)
         ops.file(exports.CONF, exports.slurm_conf(on.site, on.lock, profile=on.profile), validate=_VALIDATE)
         ops.wait("slurmdbd answers", test=_ANSWERS)
-        reads = [exports.CONF, exports.JWT_KEY, *(f"{exports.ETC}/{name}" for name in beside)]
+        reads = [exports.CONF, exports.JWT_KEY, again, *(f"{exports.ETC}/{name}" for name in beside)]
         if ops.unit("slurmctld", reads=reads, reload=True):
             ops.wait("slurmctld has read slurm.conf", test=_READ)
 

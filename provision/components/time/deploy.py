@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from provision.components.restarts import restarting
 from provision.components.time import exports
 from provision.engine import ops
 from provision.engine.deploy import Context, step
@@ -40,6 +41,4 @@ def _chrony(on: Context) -> bool:
     conf = on.profile.path("time")
     ops.file(conf, exports.chrony_conf(on.site, on.node, on.profile), validate="chronyd -p -f {} >/dev/null")
     unit = on.profile.unit("time")
-    drop_in = f"/etc/systemd/system/{unit}.service.d/provision.conf"
-    ops.file(drop_in, exports.RESTARTS)
-    return ops.unit(unit, reads=[conf, drop_in])
+    return ops.unit(unit, reads=[conf, restarting(unit)])

@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 PORTS = (Port(123, "head", "time", "udp"),)
 OTHERS = ("systemd-timesyncd", "ntp", "ntpsec", "ntpd", "openntpd")  # units of other time daemons
 
-# A shared /home whose server is away keeps a sandboxed daemon from starting (ProtectHome: "Failed to set up mount
-# namespacing"), and Debian's unit is not tried again: munge and Slurm would end hours later, for another reason.
-RESTARTS = "[Service]\nRestart=on-failure\nRestartSec=5\n"
-
 
 def chrony_conf(site: Site, node: Node, profile: Distribution) -> str:
     """The configuration of chronyd: heads follow the site's sources, all others the heads."""
