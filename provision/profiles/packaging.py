@@ -32,6 +32,9 @@ class PackageManager:
     repository: RepositoryTools
     version_of: Callable[[str], str]  # shell text: prints a package's installed version
     upgradable: str  # shell text: prints the packages that an upgrade of the system would move
+    owner: Callable[
+        [Sequence[str]], str
+    ]  # shell text: prints an installed package with one of these paths, or nothing
 
 
 @dataclass(frozen=True)
@@ -197,6 +200,24 @@ get --fix-broken install || {
 }""" % {"lock": LOCK_TIMEOUT}  # noqa: UP031 - the shell's own braces
 _RPM_WHOLE = """twice=$(dnf -q repoquery --duplicates) || exit 2
 [ -z "$twice" ] || { printf '%s\\n' "$twice" >&2; exit 1; }"""
+# By the database: the file itself need not be there. What update-alternatives keeps is in no package's list.
+_DPKG_OWNER = """found=$(dpkg-query -S -- {paths} 2>/dev/null)
+[ $? -le 1 ] || exit 2
+name=$(printf '%s\\n' "$found" | sed -n '/^diversion by /d; s/: .*//p' | head -n 1)
+[ -n "$name" ] || name=$(grep -lsxF {lines} /var/lib/dpkg/alternatives/* | sed 's,.*/,the alternative ,; q')
+echo "$name"
+"""
+_RPM_OWNER = """rpm -q rpm >/dev/null || exit 2
+for f in {paths}; do
+  name=$(rpm -qf --qf '%{{NAME}}\\n' -- "$f" 2>/dev/null) && {{ echo "$name" | head -n 1; exit 0; }}
+done
+grep -lsxF {lines} /var/lib/alternatives/* | sed 's,.*/,the alternative ,; q'
+"""
+
+
+def _owner(script: str, paths: Sequence[str]) -> str:
+    return script.format(paths=shlex.join(paths), lines=" ".join(f"-e {shlex.quote(path)}" for path in paths))
+
 
 MANAGERS: dict[str, PackageManager] = {
     "debian": PackageManager(
@@ -213,6 +234,7 @@ MANAGERS: dict[str, PackageManager] = {
         repository=APT,
         version_of=lambda name: f"dpkg-query -W -f='${{Version}}' -- {shlex.quote(name)}",
         upgradable=_APT_UPGRADABLE,
+        owner=lambda paths: _owner(_DPKG_OWNER, paths),
     ),
     "redhat": PackageManager(
         query="rpm -qa --qf '%{NAME}\\n'",
@@ -228,5 +250,6 @@ MANAGERS: dict[str, PackageManager] = {
         repository=DNF,
         version_of=lambda name: f"rpm -q --qf '%{{VERSION}}-%{{RELEASE}}' -- {shlex.quote(name)}",
         upgradable=_DNF_UPGRADABLE,
+        owner=lambda paths: _owner(_RPM_OWNER, paths),
     ),
 }

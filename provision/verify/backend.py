@@ -97,6 +97,8 @@ class RootShellBackend(BaseBackend):  # type: ignore[misc]  # testinfra is not t
     def __init__(self, shell: Shell, name: str) -> None:
         super().__init__(name)
         self.deadline: float | None = None
+        self.said: list[str] = []  # on standard error, by the commands of the check that runs
+        self._answers: dict[str, CommandResult] = {}
         self._shell = shell
         self._encoding = "utf-8"  # the shell's locale is C.UTF-8
 
@@ -107,7 +109,15 @@ class RootShellBackend(BaseBackend):  # type: ignore[misc]  # testinfra is not t
         if timeout <= 0:
             raise DeadlineExceeded(f"{self.hostname}: no time left for: {text[:80]}")
         raw = self._shell.run_bytes(text, timeout=timeout)
+        if raw.stderr:
+            self.said.append(raw.stderr.decode("utf-8", "replace").rstrip("\n"))
         return self.result(raw.rc, self.encode(text), raw.stdout, raw.stderr)
+
+    def once(self, command: str) -> CommandResult:
+        """As `run`, for what is the same however often it is asked."""
+        if command not in self._answers:
+            self._answers[command] = self.run(command)
+        return self._answers[command]
 
 
 def target_host(shell: Shell, name: str) -> Host:

@@ -14,7 +14,7 @@ def units_failed(at: Target) -> Found:
     answer = at.host.run(FAILED_UNITS)
     if answer.rc:
         return unknown(
-            f"systemctl exited with {answer.rc}: {answer.stderr.strip()}",
+            answer.stderr.strip() or f"systemctl exited with {answer.rc}",
             source=FAILED_UNITS,
             action="look with `systemctl status` whether systemd answers",
         )

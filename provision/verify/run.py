@@ -27,6 +27,7 @@ from provision.site.models import Node, Site
 from provision.verify.backend import Session, target_host
 from provision.verify.check import Check, Found, Target, unknown
 from provision.verify.checks import units_failed
+from provision.verify.missing import judged
 
 GENERIC = "verify"  # the name that stands for the checks of a node as a whole
 GENERIC_CHECKS = (units_failed,)
@@ -188,7 +189,10 @@ def _run(check: Check, at: Target, until: float) -> tuple[Found, bool]:
     if begin >= until:
         return unknown("not run: this node's time was over before", action="give more with --timeout"), False
     try:
+        at.host.backend.said.clear()
         found: Any = check.run(at)
+        if isinstance(found, Found):
+            return judged(found, at), False
     except DeadlineExceeded as error:
         return (
             unknown(
@@ -210,9 +214,7 @@ def _run(check: Check, at: Target, until: float) -> tuple[Found, bool]:
             ),
             False,
         )
-    if not isinstance(found, Found):
-        return unknown(f"the check {check.name} answered {type(found).__name__}, not Found"), False
-    return found, False
+    return unknown(f"the check {check.name} answered {type(found).__name__}, not Found"), False
 
 
 def _other(sessions: Mapping[str, Session], until: float, name: str) -> Host | None:

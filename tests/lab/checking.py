@@ -22,6 +22,7 @@ from provision.site.lock import load_lock
 from provision.site.models import Site
 from provision.verify.backend import Session, target_host
 from provision.verify.check import Found, Target
+from provision.verify.missing import judged
 from tests.lab.command import provision
 
 HEAD, WORKER = "lab-head", "lab-gpu-1"
@@ -84,7 +85,7 @@ class Bench:
             cannot,
             self._host,
         )
-        return check.run(at)
+        return judged(check.run(at), at)
 
     def apply(self) -> dict[str, int]:
         """Bring this component's part of the site to all nodes; how much changed on each."""

@@ -47,8 +47,8 @@ CASES = [
         "journal-persistent",
         "sed -i s/persistent/volatile/ /etc/systemd/journald.conf.d/90-provision.conf; "
         "systemctl restart systemd-journald; rm -r /var/log/journal/*",
-        f"mv {ID} {ID}.away",
-        f"mv {ID}.away {ID}",
+        f"mv {ID} {ID}.away; mkdir {ID}",
+        f"rmdir {ID}; mv {ID}.away {ID}",
     ),
 ]
 SKIPPED = {"user-limits", "swap-off", "governor"}  # a container cannot: tried in tests/unit

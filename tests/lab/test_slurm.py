@@ -35,8 +35,8 @@ CASES = [
     Case(
         "slurm-files",
         f"echo NodeName={OTHER} Name=gpu Count=7 >>{GRES}",
-        f"mv {CONF} {CONF}.away",
-        f"mv {CONF}.away {CONF}",
+        f"mv {CONF} {CONF}.away; mkdir {CONF}",
+        f"rmdir {CONF}; mv {CONF}.away {CONF}",
         HEAD,
     ),
     hidden("slurm-rest", "systemctl stop slurmrestd", "/usr/bin/curl", node=HEAD),

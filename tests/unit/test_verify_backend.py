@@ -26,6 +26,18 @@ def test_a_command_gives_its_status_and_both_streams_exactly(session: Session) -
     assert answer.failed
 
 
+def test_what_stays_the_same_is_asked_once_and_what_was_said_is_kept(
+    session: Session, tmp_path: Path
+) -> None:
+    backend = target_host(session, "here").backend
+    for _ in range(2):
+        assert (
+            backend.once(f"echo x >>{tmp_path}/asked; echo why >&2; wc -l <{tmp_path}/asked").stdout.strip()
+            == "1"
+        )
+    assert backend.said == ["why"]
+
+
 def test_arguments_are_quoted(session: Session) -> None:
     hostile = "a'; exit 9; $(false) \" %s"
     assert target_host(session, "here").run("printf %%s %s", hostile).stdout == hostile

@@ -17,7 +17,7 @@ from provision.report.model import Finding, Verdict
 from provision.site.lock import Lock
 from provision.site.models import Node, Site, SiteFile
 from provision.verify import run
-from provision.verify.check import Check, Found, Target, expect
+from provision.verify.check import Check, Found, Target, expect, unknown
 from provision.verify.checks import unit_names
 
 GROUPS = {
@@ -129,6 +129,27 @@ def test_a_failing_check_hides_no_other(site: Site, checks: Checks) -> None:
 def test_a_check_that_answers_nothing_is_unknown(site: Site, checks: Checks) -> None:
     checks(made("forgetful", lambda at: None))  # type: ignore[arg-type, return-value]
     assert told(verify(site), "gpu-1")["forgetful"] is Verdict.UNKNOWN
+
+
+def test_a_program_that_nobody_installed_is_a_failure_of_the_check_that_needs_it(
+    site: Site, checks: Checks
+) -> None:
+    def reads(command: str) -> Callable[[Target], Found]:
+        return lambda at: unknown(at.host.run(command).stderr.strip() or "silent")
+
+    checks(
+        made("gone", reads("timeout 5 no-such-program-here")),
+        made("no-file", reads("cat /etc/no-such-file-here")),
+        made("silent", reads("exit 3")),
+        made("unreadable", reads("cat /etc")),
+    )
+    assert told(verify(site), "gpu-1") == {
+        "node-reachable": Verdict.PASS,
+        "gone": Verdict.FAIL,
+        "no-file": Verdict.FAIL,
+        "silent": Verdict.UNKNOWN,
+        "unreadable": Verdict.UNKNOWN,
+    }
 
 
 def test_a_check_over_its_time_is_unknown_and_the_next_one_runs(

@@ -36,15 +36,11 @@ def test_anything_else_is_an_error_with_its_text(rc: int, stdout: str, stderr: s
         is_enabled(rc, stdout, stderr)
 
 
-@pytest.mark.parametrize(
-    ("booted", "verdict"), [(1, Verdict.FAIL), (0, Verdict.UNKNOWN), (127, Verdict.UNKNOWN)]
-)
-def test_without_systemd_no_unit_runs_and_a_silent_one_tells_nothing(booted: int, verdict: Verdict) -> None:
-    def run(command: str) -> SimpleNamespace:
-        return SimpleNamespace(rc=booted if command.startswith("[") else 127, stdout="", stderr="not found\n")
-
-    found = unit_runs(SimpleNamespace(host=SimpleNamespace(run=run)), "ssh")  # type: ignore[arg-type]
-    assert found.verdict is verdict
+def test_a_systemctl_that_says_nothing_tells_nothing() -> None:
+    """Whether systemd runs at all is told in one place for all checks: tests/unit/test_verify_missing.py."""
+    host = SimpleNamespace(run=lambda command: SimpleNamespace(rc=127, stdout="", stderr="not found\n"))
+    found = unit_runs(SimpleNamespace(host=host), "ssh")  # type: ignore[arg-type]
+    assert (found.verdict, found.why) == (Verdict.UNKNOWN, "not found")
 
 
 @pytest.mark.parametrize(

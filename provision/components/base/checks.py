@@ -143,7 +143,7 @@ def machine_id_unique(at: Target) -> Found:
 def names_resolve(at: Target) -> Found:
     """Every node of the site resolves to its address here, this node not to a loopback address."""
     names = list(at.site.nodes)
-    command = f"command -v getent >/dev/null || exit 127; for n in {shlex.join(names)}; do "
+    command = f"command -v getent >/dev/null || getent || exit; for n in {shlex.join(names)}; do "
     command += "echo $n $(getent ahosts $n | while read a _; do echo $a; done); done"
     answer = at.host.run(command)
     if answer.rc != 0:
@@ -211,7 +211,7 @@ def accounts(at: Target) -> Found:
         return skip("the site file names no accounts")
     command = f"getent passwd {shlex.join(user.name for user in users)}; echo --; "
     command += f"getent group {shlex.join(group.name for group in groups)}"
-    answer = at.host.run(f"command -v getent >/dev/null || exit 127; {command}; [ $? = 0 -o $? = 2 ]")
+    answer = at.host.run(f"command -v getent >/dev/null || getent || exit; {command}; [ $? = 0 -o $? = 2 ]")
     if answer.rc != 0:
         return _unread(answer, "getent")
     passwd, _, group_lines = answer.stdout.partition("--\n")

@@ -36,9 +36,9 @@ def docker_answers(at: Target) -> Found:
             "run `provision apply`",
             source=exports.DAEMON,
         )
-    answer = at.host.run("command -v docker >/dev/null || exit 127; timeout 15 docker info -f '{{json .}}'")
+    answer = at.host.run("timeout 15 docker info -f '{{json .}}'")
     if answer.rc == 127:
-        return unknown("docker is not installed", source="docker info")
+        return unknown(answer.stderr.strip(), source="docker info")
     if answer.rc != 0:
         said = answer.stderr.strip().splitlines()
         return Found(

@@ -194,7 +194,7 @@ def accounting(at: Target) -> Found:
 # The token goes from one program to the other without being an argument of either. slurmrestd takes any at first:
 # only a question that it has to ask slurmctld shows whether the token is good.
 _REST = """set -e
-command -v curl >/dev/null || { echo 'curl is not installed' >&2; exit 127; }
+command -v curl >/dev/null || curl
 t=$(timeout 20 scontrol token username=root lifespan=60) || exit 3
 ask() {
   printf 'header = "X-SLURM-USER-TOKEN: %s"\\nheader = "X-SLURM-USER-NAME: root"\\n' "${t#SLURM_JWT=}" |
