@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -170,6 +172,33 @@ def test_where_nothing_can_be_kept_nodes_are_verified_and_it_is_said(
     [finding] = [finding for finding in document["findings"] if finding["check"] == "journaled"]
     assert (finding["verdict"], "XDG_STATE_HOME" in finding["why"]) == ("warn", True)
     assert "warning: the answer is not kept" in answer.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_that_is_interrupted_leaves_what_it_came_to(
+    site: Path, provision: Command, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    def ended(at: Target) -> Found:
+        if at.node.name == "gpu-2":
+            os.kill(os.getpid(), number)
+            at.host.run("sleep 30")
+        return expect("8", "8")
+
+    checks = {"base": (Check("gpu-count", "worker", ended, "base"),)}
+    monkeypatch.setattr(registry, "checks", lambda name: checks.get(name, ()))
+    answer = provision("verify", site, "--json")
+    assert answer.exit_code == 130
+    document = json.loads(answer.stdout)
+    assert document["details"]["interrupted"]
+    assert document["nodes"]["gpu-2"] == {
+        "verdict": "unknown",
+        "state": None,
+        "changed": 0,
+        "failed": 0,
+        "reason": "verify-ended: interrupted",
+    }
+    again = provision("report", site, "--json")
+    assert (again.exit_code, json.loads(again.stdout)) == (130, document)
 
 
 def test_report_before_any_run_says_so(site: Path, provision: Command) -> None:

@@ -19,6 +19,7 @@ from provision.site.models import Node, Site, SiteFile
 from provision.verify import run
 from provision.verify.check import Check, Found, Target, expect, unknown
 from provision.verify.checks import unit_names
+from provision.verify.journaled import cut_short
 
 GROUPS = {
     "head": {"hosts": "head-1", "roles": ["head"]},
@@ -304,6 +305,26 @@ def test_an_interrupt_ends_the_commands_that_run(site: Site, checks: Checks) -> 
     assert time.monotonic() - begin < 10
     for shell in shells:
         shell._process.wait(timeout=5)
+
+
+def test_of_nodes_that_were_not_done_nothing_is_told(site: Site) -> None:
+    def finding(node: str, verdict: Verdict) -> Finding:
+        return Finding(verdict=verdict, check="gpu-count", subject=node)
+
+    nodes = list(site.nodes.values())
+    done, cut, *others = (node.name for node in nodes)
+    told = [
+        (done, finding(done, Verdict.FAIL)),
+        (cut, finding(cut, Verdict.PASS)),
+        (done, finding(done, Verdict.PASS)),
+        (done, None),
+    ]
+    found = [(each.subject, each.check, each.verdict) for each in cut_short(nodes, told)]
+    assert found == [
+        (done, "gpu-count", Verdict.FAIL),
+        (done, "gpu-count", Verdict.PASS),
+        *((name, "verify-ended", Verdict.UNKNOWN) for name in (cut, *others)),
+    ]
 
 
 def test_the_document_names_the_worst_of_each_node(site: Site) -> None:
