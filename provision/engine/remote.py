@@ -138,8 +138,8 @@ class RootShell:
             if "\0" in command:
                 raise ValueError("a command holds a NUL byte: content goes to stdin, not into the command")
         script = "".join(_framed(command, self._mark, stdin) for command in commands)
-        first = commands[0].strip().splitlines()[0][:80] if commands and commands[0].strip() else ""
-        return self._exchange(script, len(commands), timeout, first)
+        names = [command.strip().partition("\n")[0][:80] for command in commands]
+        return self._exchange(script, names, timeout)
 
     def hold_lock(self, path: str, note: str) -> str | None:
         """Lock the file `path` for as long as this session lives; None, or the note of who holds it already.
@@ -155,7 +155,7 @@ class RootShell:
             f"else __l=$(cat {quoted}); exec 9>&-; fi\n"
         )
         script += _framed('printf %s "$__l"', self._mark, None)
-        [answer] = self._exchange(script, 1, DEFAULT_TIMEOUT, f"flock {path}")
+        [answer] = self._exchange(script, [f"flock {path}"], DEFAULT_TIMEOUT)
         text = answer.stdout.decode("utf-8", "replace")
         return None if text == "free" else text
 
@@ -216,28 +216,28 @@ class RootShell:
         except BrokenPipeError:
             raise self._lost() from None
 
-    def _exchange(self, script: str, count: int, timeout: float, what: str) -> list[RawOutput]:
-        """Send `script`, take in `count` outputs; `what` stands for it where there is no answer."""
+    def _exchange(self, script: str, names: Sequence[str], timeout: float) -> list[RawOutput]:
+        """Send `script`, take in one output for each of `names`, by which what does not answer is named."""
         timeout = max(min(timeout, self._until - time.monotonic()), 0.0)
         deadline = time.monotonic() + timeout
         outputs: list[RawOutput] = []
         pending = memoryview(script.encode())
         try:
-            while len(outputs) < count:
+            while len(outputs) < len(names):
                 if pending:
                     pending = pending[self._try_write(pending) :]
                 self._pump(deadline, writing=bool(pending))
-                while (found := self._take()) is not None:
-                    outputs.append(found)
                 if len(self._out) + len(self._err) > MOST_OUTPUT:
                     raise RemoteError(
-                        f"{self.name}: more than {MOST_OUTPUT >> 20} MiB of output of: {what}",
+                        f"{self.name}: more than {MOST_OUTPUT >> 20} MiB of output of: {names[len(outputs)]}",
                         "look at what it prints there, by hand",
                     )
+                while (found := self._take()) is not None:
+                    outputs.append(found)
         except DeadlineExceeded:
             self.close()
             raise DeadlineExceeded(
-                f"{self.name}: no answer within {timeout:.0f} s to: {what}",
+                f"{self.name}: no answer within {timeout:.0f} s to: {names[len(outputs)]}",
                 "the node or its disk may hang; the command may still be running there",
             ) from None
         except RemoteError:

@@ -74,6 +74,11 @@ def test_a_command_that_does_not_end_raises_with_its_text_and_closes_the_session
     assert not shell.alive
 
 
+def test_of_many_commands_the_one_that_does_not_end_is_named(shell: RootShell) -> None:
+    with pytest.raises(DeadlineExceeded, match=r"to: sleep 30$"):
+        shell.run_many(["true", "echo x\necho y", "sleep 30", "echo never"], timeout=0.5)
+
+
 def test_what_a_command_prints_is_never_taken_for_the_end_of_its_output(shell: RootShell) -> None:
     """What other users can see of the session (the nonce in arguments) does not help them to forge an answer."""
     visible = shell._nonce
