@@ -173,17 +173,19 @@ def wait(title: str, *, test: str, timeout: int = 60) -> None:
     conn = connector()
     if conn.recorder.forecast:
         return
-    quoted = shlex.quote(test)
+    most = timeout if conn.longest is None else min(timeout, int(conn.longest))
+    # by the time since boot: the clock may just be set
     script = (
-        f"e=$(($(date +%s) + {timeout})); until o=$(sh -c {quoted} 2>&1); do "
-        f"[ $(date +%s) -lt $e ] || {{ printf '%s\\n' \"$o\" >&2; exit 1; }}; sleep 0.2; done"
+        "now() { cut -d . -f 1 /proc/uptime; }; "
+        f"e=$(($(now) + {most})); until o=$(sh -c {shlex.quote(test)} 2>&1); do "
+        f"[ $(now) -lt $e ] || {{ printf '%s\\n' \"$o\" >&2; exit 1; }}; sleep 0.2; done"
     )
     with conn.recorder.operation(title):
         if not read(test).ok:
-            output = conn.shell.run(script, timeout=timeout + 30)
+            output = conn.shell.run(script, timeout=most + 30)
             conn.forget()
             if not output.ok:
-                raise OperationFailed(title, f"not within {timeout} s: {_tail(output.stderr)}")
+                raise OperationFailed(title, f"not within {most} s: {_tail(output.stderr)}")
         conn.recorder.finish(False)
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from provision.engine import facts, ops, questions
 from provision.engine.connector import NodeConnector
 from provision.engine.questions import Question
-from provision.engine.record import Recorder
+from provision.engine.record import OperationFailed, Recorder
 from provision.engine.remote import Output, RootShell, local_shell
 
 
@@ -202,3 +202,35 @@ def test_what_was_asked_together_with_what_is_waited_for_is_asked_again_where_th
     before = len(executions(connector))
     ops.wait("it answers", test=answers.subject)
     assert len(executions(connector)) == before, "what is so already costs nothing"
+
+
+@pytest.fixture
+def node(connector: NodeConnector, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeConnector]:
+    """A step that runs on this machine."""
+    connector.shell = local_shell("n1")
+    connector.recorder = Recorder("n1", lambda event: None, forecast=False)
+    for module in (facts, ops):
+        monkeypatch.setattr(module, "connector", lambda: connector)
+    yield connector
+    connector.shell.close()
+
+
+@pytest.mark.parametrize(
+    ("longest", "test", "why"),
+    [
+        (1.5, "echo not yet; false", "not within 1 s: not yet"),
+        (None, "echo no >&2; false", "not within 2 s: no"),
+    ],
+)
+def test_a_wait_ends_with_the_last_words_of_what_it_waited_for(
+    node: NodeConnector, longest: float | None, test: str, why: str
+) -> None:
+    node.longest = longest
+    with pytest.raises(OperationFailed, match=rf"^it answers: {why}$"):
+        ops.wait("it answers", test=test, timeout=2)
+
+
+def test_a_wait_ends_as_soon_as_it_is_so(node: NodeConnector, tmp_path: Path) -> None:
+    tries = tmp_path / "tries"
+    ops.wait("third time", test=f"echo >>{tries}; [ $(wc -l <{tries}) -ge 3 ]")
+    assert tries.read_text() == "\n\n\n"
