@@ -9,9 +9,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from provision.components.base import exports as base
-from provision.engine.ssh import arrives_as_root, destination, ssh_options
+from provision.engine.ssh import destination, ssh_options
 from provision.site.hidden import Hidden, SecretMissing, reveal
 from provision.site.models import Node, Site
+from provision.site.secrets import arrives_as_root
 
 # Marks what a task starts on a node (ansible_collections/provision/run): a cancelled run finds it again.
 SHELL = "provision.run.marked"

@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from provision.engine.ssh import CONNECT_TIMEOUT, arrives_as_root, ssh_command
+from provision.engine.ssh import CONNECT_TIMEOUT, ssh_command
+from provision.site.secrets import arrives_as_root
 
 if TYPE_CHECKING:
     from provision.site.models import Node, Site

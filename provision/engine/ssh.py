@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from provision.site.jumps import bare, below
@@ -39,11 +38,6 @@ def ssh_options(site: Site, node: Node) -> list[str]:
     if access.jump is not None:
         arguments += ["-J", jump_chain(site, access.jump)]
     return arguments
-
-
-def arrives_as_root(node: Node) -> bool:
-    """Whether a session on `node` begins with root's rights."""
-    return os.geteuid() == 0 if node.access.local else node.access.user == "root"
 
 
 def destination(node: Node) -> str:

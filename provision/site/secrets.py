@@ -20,7 +20,7 @@ def sudo_password(site: Site, nodes: Iterable[Node]) -> str | None:
     From PROVISION_SUDO_PASSWORD, else asked for once on the terminal. Raises SiteError where there is
     neither, or where the answer is empty.
     """
-    needing = [node.name for node in nodes if node.access.sudo_password and node.access.user != "root"]
+    needing = [node.name for node in nodes if node.access.sudo_password and not arrives_as_root(node)]
     if not needing:
         return None
     password = os.environ.get(VARIABLE)
@@ -35,6 +35,11 @@ def sudo_password(site: Site, nodes: Iterable[Node]) -> str | None:
     if not password:
         raise SiteError([_missing(site, f"{where} needs a sudo password, and none was given")])
     return password
+
+
+def arrives_as_root(node: Node) -> bool:
+    """Whether a session on `node` begins with root's rights."""
+    return os.geteuid() == 0 if node.access.local else node.access.user == "root"
 
 
 def _missing(site: Site, why: str) -> Problem:

@@ -16,7 +16,7 @@ from provision.cli.common import answering, limited, open_site, select
 from provision.engine.ssh import jump_chain, ssh_options
 from provision.site.hostlist import HostlistError
 from provision.site.load import examine, examine_text, load
-from provision.site.models import Site
+from provision.site.models import Site, SiteFile
 from provision.site.problem import SiteError
 from provision.site.secrets import sudo_password
 
@@ -244,6 +244,19 @@ def test_the_password_of_the_environment(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("PROVISION_SUDO_PASSWORD", "sesame")
     site = asking(tmp_path)
     assert sudo_password(site, site.nodes.values()) == "sesame"
+
+
+@pytest.mark.parametrize(("number", "password"), [(0, None), (1000, "sesame")])
+def test_on_the_controllers_own_machine_it_counts_who_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, password: str | None
+) -> None:
+    monkeypatch.setenv("PROVISION_SUDO_PASSWORD", "sesame")
+    monkeypatch.setattr("os.geteuid", lambda: number)
+    access = {"local": True, "sudo_password": True}  # and no user: the one of ssh says nothing here
+    groups = {"head": {"hosts": "h1", "roles": ["head"], "access": access}}
+    file = SiteFile.model_validate({"cluster": "tiny", "groups": groups})
+    site = Site.from_file(file, tmp_path / "tiny.yml")
+    assert sudo_password(site, site.nodes.values()) == password
 
 
 def test_the_password_is_asked_for_once_on_a_terminal(
