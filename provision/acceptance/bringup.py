@@ -56,8 +56,8 @@ def bring_up(
             show(event)
 
         document = _bring_up(site, nodes, entry.run, minutes, burnin_all, sudo_password, told, timeout)
-        history.keep(site, document, sudo_password=sudo_password)
-        runs.keep(site, entry, document, sudo_password=sudo_password)
+        kept = [*history.kept(document), runs.kept(site, entry, document)]
+        headstate.keep(site, document, kept, sudo_password=sudo_password)
         entry.conclude(document)
     return document
 

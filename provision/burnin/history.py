@@ -8,17 +8,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from provision.burnin.judge.speed import readings
 from provision.burnin.result import BurninResult
 from provision.engine import headstate
-from provision.engine.headstate import HeadError
+from provision.engine.headstate import HeadError, Kept
 from provision.engine.remote import RootShell
 from provision.report.model import Document, NodeResult
-
-if TYPE_CHECKING:
-    from provision.site.models import Site
 
 DETAIL = "burned"  # the name of `records` in the details of a document
 _WRITE = """set -e; install -d -m 755 {folder}; t=; trap 'rm -f "$t"' EXIT
@@ -73,17 +71,10 @@ def write(shell: RootShell, found: Mapping[str, Mapping[str, Any]]) -> None:
         raise HeadError(f"{shell.name}: cannot write {folder()}: {output.stderr.strip()}")
 
 
-def keep(site: Site, document: Document, *, sudo_password: str | None) -> None:
-    """Keep what the burn-in of `document` came to; where that cannot be done, `document` says so."""
+def kept(document: Document) -> list[Kept]:
+    """What the burn-in of `document` came to; nothing where no node was burned in."""
     found = document.details.get(DETAIL)
     if not found:
-        return
-    headstate.keep(
-        site,
-        document,
-        lambda shell: write(shell, found),
-        check="burnin-history",
-        action="monitoring does not know of this burn-in",
-        source=folder(),
-        sudo_password=sudo_password,
-    )
+        return []
+    write_found = partial(write, found=found)
+    return [Kept(write_found, "burnin-history", "monitoring does not know of this burn-in", folder())]

@@ -119,8 +119,8 @@ def burn_in(
                 findings=[headstate.silent(site, error)],
                 details={"interrupted": stop.is_set()},
             )
-        history.keep(site, document, sudo_password=sudo_password)
-        runs.keep(site, entry, document, sudo_password=sudo_password)
+        kept = [*history.kept(document), runs.kept(site, entry, document)]
+        headstate.keep(site, document, kept, sudo_password=sudo_password)
         entry.conclude(document)
     return document
 

@@ -1,4 +1,4 @@
-"""What lives on the head: secrets and acceptance, below /var/lib/provision, readable to root alone.
+"""What lives on the head below /var/lib/provision: secrets, for root alone, and the acceptance of nodes, for all.
 
 Functions take the head's root shell. Secrets that exist are adopted before any is made anew, so that a cluster
 which is already running keeps its keys, and a controller that was reinstalled finds them again.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from shlex import quote
 from typing import TYPE_CHECKING, Literal
 
@@ -52,35 +53,46 @@ def silent(site: Site, error: Exception) -> Finding:
     )
 
 
-def keep(
-    site: Site,
-    document: Document,
-    write: Callable[[RootShell], None],
-    *,
-    check: str,
-    action: str,
-    source: str,
-    sudo_password: str | None,
-) -> None:
-    """Have `write` keep on the head what `document` tells of; where that cannot be done, it says so by `check`."""
+@dataclass(frozen=True)
+class Kept:
+    """Something that a run keeps on the head, and what is told of by `check` where that cannot be done."""
+
+    write: Callable[[RootShell], None]  # raises HeadError
+    check: str
+    action: str
+    source: str
+
+
+def keep(site: Site, document: Document, things: Sequence[Kept], *, sudo_password: str | None) -> None:
+    """Keep `things` on the head, in one session; what could not be kept `document` says."""
+    left = list(things)
     try:
         shell = connect(site, site.head, sudo_password=sudo_password)
         try:
-            write(shell)
+            while left:
+                try:
+                    left[0].write(shell)
+                except HeadError as error:
+                    _not_kept(site, document, left[0], error)
+                left.pop(0)
         finally:
             shell.close()
-    except (RemoteError, HeadError) as error:
-        document.findings.append(
-            Finding(
-                verdict=Verdict.WARN,
-                check=check,
-                subject=site.head.name,
-                why=str(error),
-                action=action,
-                source=source,
-            )
-        )
-        document.verdict = worst([document.verdict, Verdict.WARN])
+    except RemoteError as error:
+        for thing in left:
+            _not_kept(site, document, thing, error)
+
+
+def _not_kept(site: Site, document: Document, thing: Kept, error: Exception) -> None:
+    finding = Finding(
+        verdict=Verdict.WARN,
+        check=thing.check,
+        subject=site.head.name,
+        why=str(error),
+        action=thing.action,
+        source=thing.source,
+    )
+    document.findings.append(finding)
+    document.verdict = worst([document.verdict, Verdict.WARN])
 
 
 def read_secrets(shell: RootShell, wanted: Mapping[str, Secret]) -> tuple[dict[str, bytes], dict[str, bytes]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ValidationError
 
 from provision.engine import headstate
-from provision.engine.headstate import HeadError
+from provision.engine.headstate import HeadError, Kept
 from provision.engine.journal import Entry, now
 from provision.engine.remote import RootShell
 from provision.report.model import Document, NodeResult, Verdict
@@ -70,24 +70,25 @@ def parse(text: str) -> tuple[list[Run], int]:
     return found[::-1], damaged
 
 
+def kept(site: Site, entry: Entry, document: Document) -> Kept:
+    """What the run of `entry` came to, as `document` says at the moment in which it is written."""
+
+    def write(shell: RootShell) -> None:
+        run = Run(
+            run=entry.run,
+            verb=document.verb,
+            holder=entry.holder,
+            site=site.digest,
+            started=entry.started,
+            ended=now(),
+            verdict=document.verdict,
+            nodes=document.nodes,
+        )
+        add(shell, run)
+
+    return Kept(write, "kept-on-head", "other admins do not see this run: tell them", path())
+
+
 def keep(site: Site, entry: Entry, document: Document, *, sudo_password: str | None) -> None:
     """Tell the head what the run of `entry` came to; where that cannot be done, `document` says so."""
-    run = Run(
-        run=entry.run,
-        verb=document.verb,
-        holder=entry.holder,
-        site=site.digest,
-        started=entry.started,
-        ended=now(),
-        verdict=document.verdict,
-        nodes=document.nodes,
-    )
-    headstate.keep(
-        site,
-        document,
-        lambda shell: add(shell, run),
-        check="kept-on-head",
-        action="other admins do not see this run: tell them",
-        source=path(),
-        sudo_password=sudo_password,
-    )
+    headstate.keep(site, document, [kept(site, entry, document)], sudo_password=sudo_password)

@@ -41,7 +41,7 @@ def test_a_bring_up_that_ends_badly_is_not_journaled_as_what_its_apply_came_to(
 
     monkeypatch.setattr(bringup, "converge", converge)
     monkeypatch.setattr(bringup, "connect", connect)
-    monkeypatch.setattr(bringup.runs, "keep", lambda *_, **__: None)
+    monkeypatch.setattr(bringup.headstate, "keep", lambda *_, **__: None)
     shown: list[dict[str, Any]] = []
     document = bringup.bring_up(
         site,
@@ -81,7 +81,7 @@ def after_apply(site: Site, monkeypatch: pytest.MonkeyPatch, connect: Callable[.
     applied = Document(verb="apply", site="tiny", verdict=Verdict.PASS, nodes=nodes)
     monkeypatch.setattr(bringup, "converge", lambda *_, **__: applied)
     monkeypatch.setattr(bringup, "connect", connect)
-    monkeypatch.setattr(bringup.runs, "keep", lambda *_, **__: None)
+    monkeypatch.setattr(bringup.headstate, "keep", lambda *_, **__: None)
     return bringup.bring_up(
         site,
         list(site.nodes.values()),

@@ -233,7 +233,7 @@ def test_an_interrupted_burn_in_is_kept_as_an_answer_and_in_the_journal(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     head = Interrupting(drained(), None, job_state="RUNNING")
     monkeypatch.setattr(module, "connect", lambda *_, **__: head)
-    monkeypatch.setattr(module.runs, "keep", lambda *_, **__: None)
+    monkeypatch.setattr(module.headstate, "keep", lambda *_, **__: None)
     text = {"cluster": "small", "groups": {}, "scheduler": {"slurm": {}}}
     text["groups"] = site.file.model_dump(mode="json", exclude_unset=True)["groups"]
     site.path.write_text(json.dumps(text))

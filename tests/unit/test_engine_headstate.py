@@ -10,7 +10,9 @@ import pytest
 from provision.engine import headstate, limits, preflight
 from provision.engine.deploy import Secret
 from provision.engine.headstate import Acceptance, HeadError
-from provision.engine.remote import RootShell, local_shell
+from provision.engine.remote import RemoteError, RootShell, local_shell
+from provision.report.model import Document, Verdict
+from provision.site.models import Site, SiteFile
 
 
 @pytest.fixture
@@ -64,6 +66,47 @@ def test_a_damaged_acceptance_is_an_error_and_not_a_cluster_of_new_nodes(
     (tmp_path / "provision" / "acceptance.json").write_text(content)
     with pytest.raises(HeadError, match=r"acceptance.json is damaged"):
         headstate.read_acceptance(shell)
+
+
+def kept(name: str, error: Exception | None = None) -> headstate.Kept:
+    def write(shell: RootShell) -> None:
+        if error is not None:
+            raise error
+        assert shell.run(f"touch {headstate.DIRECTORY}.{name}").ok
+
+    return headstate.Kept(write, name, "do it by hand", "/there")
+
+
+def test_what_cannot_be_kept_hides_nothing_else_and_all_of_it_is_one_session(
+    shell: RootShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions: list[RootShell] = []
+
+    def connect(*_: object, **__: object) -> RootShell:
+        sessions.append(local_shell("h1"))
+        return sessions[-1]
+
+    monkeypatch.setattr(headstate, "connect", connect)
+    groups = {"head": {"hosts": "h1", "roles": ["head"]}}
+    file = SiteFile.model_validate({"cluster": "tiny", "groups": groups})
+    site = Site.from_file(file, tmp_path / "tiny.yml")
+    document = Document(verb="burnin", verdict=Verdict.PASS)
+    things = [
+        kept("full", HeadError("no space left")),
+        kept("whole"),
+        kept("lost", RemoteError("h1: gone")),
+        kept("after"),
+    ]
+    headstate.keep(site, document, things, sudo_password=None)
+    assert [path.name for path in tmp_path.glob("provision.*")] == ["provision.whole"]
+    said = [(finding.check, finding.verdict, finding.why) for finding in document.findings]
+    assert said == [
+        ("full", Verdict.WARN, "no space left"),
+        ("lost", Verdict.WARN, "h1: gone"),
+        ("after", Verdict.WARN, "h1: gone"),
+    ]
+    assert document.verdict is Verdict.WARN
+    assert [session.alive for session in sessions] == [False]
 
 
 def test_a_bare_machine_has_no_limits_and_no_manifest(shell: RootShell) -> None:
