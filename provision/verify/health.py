@@ -81,7 +81,8 @@ def parse(node: str, rc: int, stdout: str, stderr: str) -> Answer:
         )
     except (ValueError, KeyError, TypeError, AttributeError, ValidationError):
         said = (stderr or stdout).strip().splitlines()
-        why = f"the agent does not answer: {said[-1][:200] if said else 'no words'}, exit {rc}"
+        words = f"the agent does not answer: {said[-1][:200] if said else 'no words'}, exit {rc}"
+        why = "there is no agent on it" if rc == 127 else words
         return unreachable(
             node, why, "provision apply -c health puts it there; then provision-health check on the node"
         )

@@ -21,7 +21,9 @@ class Answer:
 
 def get(host: Any, address: str, config: str, seconds: int = 20) -> Answer:
     """The page at `address`; `config` is a curl configuration on the node, by which passwords stay out of arguments."""
-    return _asked(host, f"--fail --max-time {seconds} --config {config} {quote(address)}")
+    # curl alone does not say whether its configuration is missing or cannot be read
+    words = f"--fail --max-time {seconds} --config {config} {quote(address)}"
+    return _asked(host, words, first=f"cat {config} >/dev/null && ")
 
 
 def status(host: Any, address: str, trust: str) -> Answer:
@@ -31,8 +33,8 @@ def status(host: Any, address: str, trust: str) -> Answer:
     )
 
 
-def _asked(host: Any, words: str) -> Answer:
-    result = host.run(f"{_CURL} {words}")
+def _asked(host: Any, words: str, first: str = "") -> Answer:
+    result = host.run(f"{first}{_CURL} {words}")
     if result.rc == 0:
         return Answer(result.stdout)
     said = result.stderr.strip() or f"curl: exit status {result.rc}"

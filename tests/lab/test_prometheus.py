@@ -156,11 +156,7 @@ class Broken:
 
 NO_CURL = "mv /usr/bin/curl /usr/bin/curl.away"
 CURL = "mv /usr/bin/curl.away /usr/bin/curl"
-NO_SERVER, SERVER = "systemctl stop prometheus", "systemctl start prometheus"
-NO_ALERTMANAGER, ALERTMANAGER = (
-    "systemctl stop prometheus-alertmanager",
-    "systemctl start prometheus-alertmanager",
-)
+NO_ALERTMANAGER = "systemctl stop prometheus-alertmanager"
 RULES, CONFIG = "/etc/prometheus/rules/provision-nodes.yml", "/etc/prometheus/provision.yml"
 WEB = "/etc/prometheus/provision-web-prometheus.yml"
 EXTRA_TARGET = (
@@ -181,33 +177,33 @@ TABLE = [
         "prometheus-config-loaded",
         HEAD,
         f"echo 'no: such key' >>{CONFIG}; systemctl reload prometheus",
-        NO_SERVER,
-        SERVER,
+        NO_CURL,
+        CURL,
     ),
     Broken(
         "alertmanager-config-loaded",
         HEAD,
         "echo 'no: such key' >>/etc/prometheus/provision-alertmanager.yml; systemctl reload prometheus-alertmanager",
-        NO_ALERTMANAGER,
-        ALERTMANAGER,
+        NO_CURL,
+        CURL,
     ),
-    Broken("prometheus-targets", HEAD, EXTRA_TARGET, NO_SERVER, SERVER),
+    Broken("prometheus-targets", HEAD, EXTRA_TARGET, NO_CURL, CURL),
     Broken(
         "prometheus-targets-up",
         HEAD,
         "systemctl stop prometheus-node-exporter",
-        NO_SERVER,
-        SERVER,
+        NO_CURL,
+        CURL,
         subject_node=WORKER,
     ),
     Broken(
         "prometheus-rules",
         HEAD,
         f"echo 'groups: []' >{RULES}; systemctl reload prometheus",
-        NO_SERVER,
-        SERVER,
+        NO_CURL,
+        CURL,
     ),
-    Broken("alertmanager-receives", HEAD, NO_ALERTMANAGER, NO_SERVER, SERVER),
+    Broken("alertmanager-receives", HEAD, NO_ALERTMANAGER, NO_CURL, CURL),
 ]
 
 

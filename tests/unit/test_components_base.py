@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -304,8 +305,29 @@ def test_different_machines_are_no_finding() -> None:
 def test_an_identity_is_host_name_machine_id_and_perhaps_a_product_uuid() -> None:
     assert exports.parse_identity("g01\nabc\n") == exports.Identity("g01", "abc", None)
     assert exports.parse_identity("g01\nabc\n4c4c\n") == exports.Identity("g01", "abc", "4c4c")
+    assert exports.parse_identity("g01\n\n4c4c\n") == exports.Identity("g01", None, "4c4c")
     with pytest.raises(ValueError, match="machine-id"):
         exports.parse_identity("g01\n")
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [("0123abcd\n", ["0123abcd"]), ("", [""]), (None, [""])],
+)
+def test_a_machine_id_that_is_empty_or_missing_is_told_as_such(
+    tmp_path: Path, written: str | None, told: list[str]
+) -> None:
+    if written is not None:
+        (tmp_path / "machine-id").write_text(written)
+    query = exports.IDENTITY_QUERY.replace("/etc/", f"{tmp_path}/").replace("hostname", "echo g01")
+    answer = subprocess.run(["sh", "-c", query], capture_output=True, text=True, check=True)
+    assert answer.stdout.splitlines()[:2] == ["g01", *told]
+
+
+def test_a_machine_id_that_cannot_be_read_is_not_told(tmp_path: Path) -> None:
+    (tmp_path / "machine-id").mkdir()
+    query = exports.IDENTITY_QUERY.replace("/etc/", f"{tmp_path}/").replace("hostname", "echo g01")
+    assert subprocess.run(["sh", "-c", query], capture_output=True, check=False).returncode != 0
 
 
 @pytest.mark.parametrize(
@@ -406,6 +428,10 @@ SWAPS = "Filename\tType\tSize\tUsed\tPriority\n"
         ("governor", Answer(stdout="performance\npowersave\n"), Verdict.FAIL, "performance, powersave"),
         ("governor", Answer(stdout=""), Verdict.SKIP, None),
         ("governor", Answer(1, stderr="cat: Input/output error"), Verdict.UNKNOWN, None),
+        ("journal-persistent", Answer(stdout="disk\n0123abcd\n"), Verdict.PASS, "on disk"),
+        ("journal-persistent", Answer(stdout="memory\n0123abcd\n"), Verdict.FAIL, "in memory only"),
+        ("journal-persistent", Answer(stdout="memory\n\n"), Verdict.FAIL, "this machine has no id"),
+        ("journal-persistent", Answer(1, stderr="cat: Is a directory"), Verdict.UNKNOWN, None),
         (
             "user-limits",
             Answer(stdout="unlimited\n131072\n"),
@@ -416,13 +442,33 @@ SWAPS = "Filename\tType\tSize\tUsed\tPriority\n"
         ("user-limits", Answer(127, stderr="sh: runuser: not found"), Verdict.UNKNOWN, None),
     ],
 )
-def test_swap_governor_and_limits(
+def test_swap_governor_limits_and_journal(
     tmp_path: Path, name: str, answer: Answer, verdict: Verdict, read: str | None
 ) -> None:
     result = found(tmp_path, name, answer)
     assert (result.verdict, result.read) == (verdict, read)
     if verdict is Verdict.UNKNOWN:
         assert result.why == answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict"),
+    [
+        (Answer(stdout="h1\n0123abcd\n"), Verdict.PASS),
+        (Answer(stdout="h1\n\n"), Verdict.FAIL),
+        (Answer(1, stderr="cat: Is a directory"), Verdict.UNKNOWN),
+    ],
+)
+def test_a_node_without_machine_id_is_known_and_one_that_is_not_read_is_not(
+    tmp_path: Path, answer: Answer, verdict: Verdict
+) -> None:
+    site = Site.from_file(
+        SiteFile.model_validate({"cluster": "one", "groups": {"all": {"hosts": "h1", "roles": ["head"]}}}),
+        tmp_path / "one.yml",
+    )
+    (check,) = (check for check in registry.checks("base") if check.name == "machine-id-unique")
+    at = Target(site, site.head, "base", Lock(), distribution("debian", "13"), Host(answer))
+    assert check.run(at).verdict is verdict
 
 
 def test_a_limit_that_the_node_cannot_set_is_left_out(tmp_path: Path) -> None:

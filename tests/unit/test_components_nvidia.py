@@ -225,6 +225,18 @@ def test_the_module_on_disk(modinfo: str, secure_boot: bool, verdict: Verdict) -
     assert checks.judge_module(modinfo, LOCK, secure_boot).verdict is verdict
 
 
+@pytest.mark.parametrize(
+    ("modinfo", "verdict"),
+    [
+        (MODINFO.replace("580.126.20", "570.195.03"), Verdict.PASS),
+        (MODINFO.replace("signer: DKMS module signing key\n", ""), Verdict.FAIL),
+        ("filename: x\n", Verdict.UNKNOWN),
+    ],
+)
+def test_without_a_lock_any_module_will_do_that_secure_boot_takes(modinfo: str, verdict: Verdict) -> None:
+    assert checks.judge_module(modinfo, None, True).verdict is verdict
+
+
 def test_why_a_fabric_manager_does_not_run() -> None:
     """DRV-01, DRV-03"""
     said = "NVIDIA GPU driver interface version 580.95.05 don't match with driver version 580.126.20. Please update"
@@ -322,8 +334,58 @@ def test_checks_of_what_runs(check: str, answers: dict[str, tuple[int, str]], ve
     assert found(check, answers) is verdict
 
 
-def test_without_a_lock_nothing_is_healthy() -> None:
-    assert found("nvidia-locked", {}, lock=None) is Verdict.UNKNOWN
+@pytest.mark.parametrize(
+    ("check", "answers", "verdict"),
+    [
+        ("nvidia-locked", {}, Verdict.FAIL),
+        ("nvidia-held", {}, Verdict.SKIP),
+        # the loaded module is what the others are compared with
+        ("nvidia-one-version", SAME, Verdict.PASS),
+        ("nvidia-one-version", {**SAME, "nv-fabricmanager": (0, "")}, Verdict.PASS),
+        ("nvidia-one-version", {**SAME, "ldconfig": (0, "/usr/lib/libnvidia-ml.so.580.95.05")}, Verdict.FAIL),
+        ("nvidia-one-version", {**SAME, "nv-fabricmanager": (0, "/usr/bin/x\n580.95.05")}, Verdict.FAIL),
+        ("nvidia-one-version", {**SAME, "/proc/driver/nvidia/version": (1, "")}, Verdict.FAIL),
+        ("nvidia-one-version", {**SAME, "/proc/driver/nvidia/version": (0, "gibberish")}, Verdict.UNKNOWN),
+        ("nvidia-one-version", {**SAME, "ldconfig": (2, "ldconfig: not found")}, Verdict.UNKNOWN),
+        ("nvidia-module-built", {"modinfo": (0, MODINFO), "uname -m": (0, SAID)}, Verdict.PASS),
+        ("nvidia-module-built", {"modinfo": (1, "no such module")}, Verdict.FAIL),
+        ("nvidia-module-built", {"modinfo": (127, "modinfo: not found")}, Verdict.UNKNOWN),
+        ("nvidia-fabric-manager", {"is-active": (0, "active")}, Verdict.PASS),
+        ("nvidia-fabric-manager", {"is-active": (3, "failed"), "journalctl": (0, "")}, Verdict.FAIL),
+    ],
+)
+def test_without_a_lock_the_places_are_compared_with_each_other(
+    check: str, answers: dict[str, tuple[int, str]], verdict: Verdict
+) -> None:
+    assert found(check, answers, lock=None) is verdict
+
+
+@pytest.mark.parametrize(
+    ("programs", "status", "said"),
+    [
+        (["/usr/bin/nvidia-persistenced"], 0, "/usr/bin/nvidia-persistenced\nversion 580.126.20\n"),
+        (
+            ["/usr/bin/nvidia-persistenced (deleted)"],
+            0,
+            "/usr/bin/nvidia-persistenced (deleted)\nversion 580.126.20\n",
+        ),
+        (["/usr/bin/other-nvidia-persistenced", "/usr/bin/sh"], 0, ""),
+    ],
+)
+def test_a_daemon_is_found_by_the_program_that_a_process_runs(
+    tmp_path: Path, programs: list[str], status: int, said: str
+) -> None:
+    for number, program in enumerate(programs, 100):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "exe").symlink_to(program)
+    (tmp_path / "nvidia-persistenced").write_text("#!/bin/sh\necho version 580.126.20\n")
+    (tmp_path / "nvidia-persistenced").chmod(0o755)
+    command = checks._DAEMON.format(program="nvidia-persistenced").replace("/proc", str(tmp_path))
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    answer = subprocess.run(
+        ["sh", "-c", command], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (answer.returncode, answer.stdout) == (status, said)
 
 
 # Programs

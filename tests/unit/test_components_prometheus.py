@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import bcrypt
@@ -13,12 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from provision.components import exported
+from provision.components import exported, registry
 from provision.components.exported import Port, Scrape, ports, scrapes
 from provision.components.prometheus import checks, exports
 from provision.components.prometheus.settings import MonitoringSettings
+from provision.profiles import distribution
+from provision.report.model import Verdict
 from provision.site.hidden import SecretMissing
+from provision.site.lock import Lock
 from provision.site.models import Site, SiteFile
+from provision.verify.check import Target
 
 GROUPS: dict[str, Any] = {
     "head": {"hosts": "h1", "addresses": "192.0.2.1", "roles": ["head", "monitor"]},
@@ -314,6 +319,26 @@ def test_targets_are_read_with_health_and_error() -> None:
         ("node", "g1:9100"): ("up", ""),
         ("node", "g2:9100"): ("down", "refused"),
     }
+
+
+@pytest.mark.parametrize("name", [check.name for check in registry.checks("prometheus")])
+@pytest.mark.parametrize(
+    ("rc", "said", "verdict"),
+    [
+        (7, "curl: (7) Failed to connect", Verdict.FAIL),
+        (28, "curl: (28) Operation timed out", Verdict.UNKNOWN),
+        (1, "cat: /etc/provision/monitoring.curl: Permission denied", Verdict.UNKNOWN),
+    ],
+)
+def test_where_nothing_listens_that_is_known(
+    tmp_path: Path, name: str, rc: int, said: str, verdict: Verdict
+) -> None:
+    site = make_site(tmp_path)
+    host = SimpleNamespace(run=lambda command: SimpleNamespace(rc=rc, stdout="", stderr=said))
+    (check,) = (check for check in registry.checks("prometheus") if check.name == name)
+    found = check.run(Target(site, site.head, "prometheus", Lock(), distribution("debian", "13"), host))
+    assert found.verdict is verdict
+    assert (found.why or found.read or "").endswith(said if verdict is Verdict.UNKNOWN else "nothing listens")
 
 
 def test_rules_and_alertmanagers_are_read() -> None:

@@ -285,6 +285,29 @@ def test_hardware_that_is_written_nowhere_is_unknown_with_what_to_do(tmp_path: P
     assert "provision apply" in str(found.action)
 
 
+@pytest.mark.parametrize(
+    ("here", "there", "verdict"),
+    [
+        ((0, "401"), (0, "401"), Verdict.PASS),
+        ((0, "402"), (0, "401"), Verdict.FAIL),
+        ((1, "id: no such user"), (0, "401"), Verdict.FAIL),
+        ((1, "id: no such user"), (1, "id: no such user"), Verdict.FAIL),
+        ((0, "401"), (1, "id: no such user"), Verdict.UNKNOWN),
+        ((127, "id: not found"), (0, "401"), Verdict.UNKNOWN),
+    ],
+)
+def test_a_user_that_is_not_there_is_known(
+    tmp_path: Path, here: tuple[int, str], there: tuple[int, str], verdict: Verdict
+) -> None:
+    def host(rc: int, said: str) -> SimpleNamespace:
+        answer = SimpleNamespace(rc=rc, stdout=said if rc == 0 else "", stderr=said if rc else "")
+        return SimpleNamespace(run=lambda command: answer)
+
+    site = make_site(tmp_path)
+    at = SimpleNamespace(site=site, node=site.nodes["g01"], host=host(*here), on=lambda name: host(*there))
+    assert checks.user.run(at).verdict is verdict  # type: ignore[arg-type]
+
+
 def test_slurmd_waits_for_exactly_the_gpus_of_its_node(tmp_path: Path) -> None:
     site = make_site(tmp_path)
     text = exports.slurmd_dropin(site, site.nodes["g01"])

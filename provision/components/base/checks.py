@@ -15,6 +15,8 @@ from provision.report.model import Verdict
 from provision.verify.check import Found, Target, check, expect, skip, unknown
 
 _MACHINE_ID = re.compile(r"[0-9a-f]{32}")
+_MACHINE_ID_FILE = "/etc/machine-id"
+_NEW_ID = "rm /etc/machine-id; systemd-machine-id-setup; reboot"
 
 
 @check("packages-whole")
@@ -104,14 +106,14 @@ def machine_id(at: Target) -> Found:
     """There is one, as journal and DHCP need; whether it is unique is compared across nodes."""
     answer = at.host.run("cat /etc/machine-id")
     if answer.rc != 0:
-        return _unread(answer, "/etc/machine-id")
+        return _unread(answer, _MACHINE_ID_FILE)
     identity = answer.stdout.strip()
     good = _MACHINE_ID.fullmatch(identity) is not None
     return expect(
         "32 hexadecimal digits" if good else identity or "empty",
         "32 hexadecimal digits",
-        action="rm /etc/machine-id; systemd-machine-id-setup; reboot",
-        source="/etc/machine-id",
+        action=_NEW_ID,
+        source=_MACHINE_ID_FILE,
     )
 
 
@@ -134,6 +136,15 @@ def machine_id_unique(at: Target) -> Found:
     if found:
         text = "; ".join(f"{finding.check} {finding.read} on {finding.subject}" for finding in found)
         return Found(Verdict.FAIL, text, "all different", found[0].action, source=exports.IDENTITY_QUERY)
+    without = [name for name, identity in identities.items() if identity.machine_id is None]
+    if without:
+        return Found(
+            Verdict.FAIL,
+            f"no machine-id on {', '.join(without)}",
+            "all different",
+            _NEW_ID,
+            source=_MACHINE_ID_FILE,
+        )
     if silent:
         return unknown(f"not read on {', '.join(silent)}", source=exports.IDENTITY_QUERY)
     return Found(Verdict.PASS, "all different", "all different", source=exports.IDENTITY_QUERY)
@@ -309,14 +320,16 @@ def service_limits(at: Target) -> Found:
 def journal_persistent(at: Target) -> Found:
     """The journal of this machine is on disk: what led to a crash is there after the reboot."""
     command = (
-        'id=$(cat /etc/machine-id) && { [ -n "$id" ] || { echo "it is empty" >&2; exit 1; }; } && '
-        "if [ -e /var/log/journal/$id/system.journal ]; then echo disk; else echo memory; fi"
+        "id=$(cat /etc/machine-id) || exit; "
+        "if [ -e /var/log/journal/$id/system.journal ]; then echo disk; else echo memory; fi; echo $id"
     )
     answer = at.host.run(command)
     if answer.rc != 0:
-        return _unread(answer, "/etc/machine-id")
+        return _unread(answer, _MACHINE_ID_FILE)
+    if len(answer.stdout.split()) < 2:
+        return Found(Verdict.FAIL, "this machine has no id", "on disk", _NEW_ID, source=_MACHINE_ID_FILE)
     return expect(
-        "on disk" if answer.stdout.strip() == "disk" else "in memory only",
+        "on disk" if answer.stdout.split()[0] == "disk" else "in memory only",
         "on disk",
         action="Storage=persistent in /etc/systemd/journald.conf.d; systemctl restart systemd-journald",
         source="/var/log/journal",

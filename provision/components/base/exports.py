@@ -217,22 +217,23 @@ class Identity:
     """What a machine says of itself."""
 
     hostname: str
-    machine_id: str
+    machine_id: str | None  # None where it has none
     product_uuid: str | None = None
 
 
 IDENTITY_QUERY = (
-    "hostname && cat /etc/machine-id && if [ -r /sys/class/dmi/id/product_uuid ]; then "
+    'hostname && { id=$(cat /etc/machine-id) || [ ! -e /etc/machine-id ]; } && echo "$id" && '
+    "if [ -r /sys/class/dmi/id/product_uuid ]; then "
     "cat /sys/class/dmi/id/product_uuid; fi"
 )
 
 
 def parse_identity(output: str) -> Identity:
-    """What IDENTITY_QUERY printed. Raises ValueError when a line is missing."""
+    """What IDENTITY_QUERY printed; the machine-id is empty where there is none. Raises ValueError for anything else."""
     lines = output.split("\n")
-    if len(lines) < 3 or not lines[0] or not lines[1]:
+    if len(lines) < 3 or not lines[0]:
         raise ValueError(f"expected host name and machine-id, read {output!r}")
-    return Identity(lines[0], lines[1], lines[2] or None)
+    return Identity(lines[0], lines[1] or None, lines[2] or None)
 
 
 def identity_findings(identities: Mapping[str, Identity]) -> list[Finding]:

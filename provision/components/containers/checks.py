@@ -12,6 +12,8 @@ from provision.components.fabric.exports import NCCL
 from provision.report.model import Verdict
 from provision.verify.check import Found, Target, check, skip, unknown
 
+_APPLY = "run `provision apply`"
+
 
 @check("docker-answers", role="worker")
 def docker_answers(at: Target) -> Found:
@@ -33,7 +35,7 @@ def docker_answers(at: Target) -> Found:
             Verdict.FAIL,
             "keys differ",
             "those of the site file",
-            "run `provision apply`",
+            _APPLY,
             source=exports.DAEMON,
         )
     answer = at.host.run("timeout 15 docker info -f '{{json .}}'")
@@ -91,11 +93,7 @@ def one_docker(at: Target) -> Found:
         Verdict.PASS if right else Verdict.FAIL,
         ", ".join(daemons) or "none",
         "docker.service",
-        None
-        if right
-        else "snap remove docker; systemctl restart docker"
-        if len(daemons) > 1
-        else "run `provision apply`",
+        None if right else "snap remove docker; systemctl restart docker" if len(daemons) > 1 else _APPLY,
         source="systemctl list-unit-files",
     )
 
@@ -113,7 +111,7 @@ def enroot_paths(at: Target) -> Found:
         Verdict.FAIL if shared else Verdict.PASS,
         "; ".join(shared) or "a folder for each user",
         "a folder for each user, such as user-$(id -u)",
-        "run `provision apply`" if shared else None,
+        _APPLY if shared else None,
         source=exports.ENROOT,
     )
 
@@ -140,7 +138,7 @@ def judge_namespaces(most: int, apparmor: str, profile: bool) -> Found:
     read = f"user.max_user_namespaces {most}, AppArmor's restriction {apparmor}"
     read += ", with a profile for container engines" if profile else ""
     right = most > 0 and (apparmor in ("absent", "0") or profile)
-    action = "run `provision apply`" if most > 0 else "sysctl user.max_user_namespaces"
+    action = _APPLY if most > 0 else "sysctl user.max_user_namespaces"
     return Found(
         Verdict.PASS if right else Verdict.FAIL,
         read,
@@ -161,28 +159,25 @@ def gpus(at: Target) -> Found:
     if answer.rc == 127:
         return unknown(answer.stderr.strip(), source=exports.CDI)
     version, _, text = answer.stdout.partition("\n")
-    if answer.rc != 0 or not version:
-        return Found(
-            Verdict.FAIL,
-            answer.stderr.strip() or "no driver",
-            "a specification",
-            "run `provision apply`",
-            source=exports.CDI,
-        )
+    if not version:
+        return Found(Verdict.FAIL, "no driver is loaded", "a specification", _APPLY, source=exports.CDI)
+    if answer.rc != 0:
+        return unknown(answer.stderr.strip() or f"cat: exit {answer.rc}", source=exports.CDI)
     right = f"libcuda.so.{version}" in text
     return Found(
         Verdict.PASS if right else Verdict.FAIL,
         f"of {version}" if right else "of another driver",
         f"of {version}",
-        None if right else "run `provision apply`",
+        None if right else _APPLY,
         source=exports.CDI,
     )
 
 
 # Of specifications for the same devices the one in /run wins: the toolkit's own service writes there.
 _OF_CDI = (
+    "command -v grep >/dev/null || grep || exit; "
     "for f in /run/cdi/*.yaml /run/cdi/*.json /etc/cdi/*.yaml /etc/cdi/*.json; do "
-    'if grep -qs nvidia.com/gpu "$f"; then cat "$f"; exit 0; fi; done; echo \'no specification of GPUs\' >&2; exit 1'
+    'if grep -qs nvidia.com/gpu "$f"; then cat "$f"; exit; fi; done'
 )
 
 
@@ -202,11 +197,12 @@ def nccl(at: Target) -> Found:
     if not commands:
         return skip("no engine that gives GPUs to containers here")
     answers = {engine: at.host.run(command) for engine, command in commands.items()}
+    found = judge_nccl({engine: answer.stdout for engine, answer in answers.items() if answer.rc == 0})
     unread = {engine: answer for engine, answer in answers.items() if answer.rc != 0}
-    if unread:
-        why = "; ".join(f"{engine}: {each.stderr.strip() or each.rc}" for engine, each in unread.items())
+    if unread and found.verdict is Verdict.PASS:
+        why = "\n".join(each.stderr.strip() or f"{engine}: exit {each.rc}" for engine, each in unread.items())
         return unknown(why, source="configuration of the engines")
-    return judge_nccl({engine: answer.stdout for engine, answer in answers.items()})
+    return found
 
 
 def judge_nccl(told: Mapping[str, str]) -> Found:
@@ -216,6 +212,6 @@ def judge_nccl(told: Mapping[str, str]) -> Found:
         Verdict.FAIL if blind else Verdict.PASS,
         f"not in containers of {', '.join(blind)}" if blind else f"in containers of {', '.join(told)}",
         f"{NCCL} in all containers with GPUs",
-        "run `provision apply`" if blind else None,
+        _APPLY if blind else None,
         source="configuration of the engines",
     )

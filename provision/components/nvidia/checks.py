@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from shlex import quote
 
 from provision.components.nvidia import exports, locking, machine
 from provision.components.nvidia.exports import Chosen
+from provision.profiles.gpu import gpu_model
+from provision.profiles.nvidia import rules
 from provision.report.model import Verdict
 from provision.site.lock import NvidiaLock
 from provision.verify.check import Found, Target, check, skip, unknown
 
-_NO_LOCK = "nothing is locked for its group: run `provision lock`"
+_UNLOCKED = "nothing is locked for its group"
 
 
-def _chosen(at: Target) -> Chosen | Found:
-    """The set of the node, or what a check says where there is none."""
+def _chosen(at: Target) -> Chosen | Found | None:
+    """The set of the node, or what a check says where it has no GPU or another system's set; None: none is locked."""
     if at.node.gpu is None:
         return skip("no GPU in the site file")
     lock = exports.set_of(at.site, at.lock, at.node)
     if lock is None:
-        return unknown(_NO_LOCK, source="lock file")
+        return None
     if lock.distribution != at.profile.key:
         return Found(
             Verdict.FAIL, at.profile.key, lock.distribution, "run `provision lock`", source="/etc/os-release"
@@ -35,6 +38,10 @@ def locked(at: Target) -> Found:
     chosen = _chosen(at)
     if isinstance(chosen, Found):
         return chosen
+    if chosen is None:
+        return Found(
+            Verdict.FAIL, _UNLOCKED, "one set of versions", "run `provision lock`", source="lock file"
+        )
     wanted = at.profile.manager.command(chosen.driver.wanted)
     for exact in (chosen.driver, chosen.software):
         answer = at.host.run(f"sh -c {quote(at.profile.manager.exact(exact))}")
@@ -53,8 +60,9 @@ _LIBRARY = (
     '[ -z "$f" ] || readlink -f "$f"'
 )
 _DAEMON = (
-    'pid=$(systemctl show -p MainPID --value {unit}) || exit 2; [ "$pid" != 0 ] || exit 0; '
-    "readlink /proc/$pid/exe && {program} --version"
+    "command -v readlink >/dev/null || readlink || exit; "
+    "exe=$(readlink /proc/[0-9]*/exe | grep -m 1 -E '/{program}( [(]deleted[)])?$'); "
+    'case $? in 0) ;; 1) exit 0;; *) exit 2;; esac; echo "$exe"; {program} --version'
 )
 
 
@@ -87,20 +95,21 @@ def compare(places: Mapping[str, str | None], wanted: str) -> Found:
 def one_version(at: Target) -> Found:
     """Package, loaded module, user-space library and running daemon are of the locked version.
 
-    One of them that is known to be another is a failure, whatever the others are.
+    One of them that is known to be another is a failure, whatever the others are. Where nothing is locked, the others
+    must be of the module's version.
     """
     chosen = _chosen(at)
     if isinstance(chosen, Found):
         return chosen
-    lock = chosen.lock
     places: dict[str, str | None] = {}
     unread: list[Found] = []
-    name = next(iter(chosen.driver.wanted))
-    package = at.host.run(at.profile.manager.version_of(name))
-    if package.rc in (0, 1):
-        places[f"package {name}"] = locking.upstream(package.stdout.strip()) or "none"
-    else:
-        unread.append(unknown(package.stderr.strip(), source="package database"))
+    if chosen is not None:
+        name = next(iter(chosen.driver.wanted))
+        package = at.host.run(at.profile.manager.version_of(name))
+        if package.rc in (0, 1):
+            places[f"package {name}"] = locking.upstream(package.stdout.strip()) or "none"
+        else:
+            unread.append(unknown(package.stderr.strip(), source="package database"))
     library = at.host.run(_LIBRARY)
     if library.rc == 0:
         places["library libnvidia-ml"] = library_version(library.stdout) if library.stdout.strip() else "none"
@@ -115,7 +124,7 @@ def one_version(at: Target) -> Found:
             places["module"] = module.version if module else "none"
         except ValueError as error:
             unread.append(unknown(str(error), source="/proc/driver/nvidia/version"))
-    for unit, program in _daemons(lock).items():
+    for unit, program in _daemons(fabric_manager=_switched(at)).items():
         if at.limited(f"unit:{unit}.service"):
             continue
         answer = at.host.run(_DAEMON.format(unit=unit, program=program))
@@ -126,17 +135,38 @@ def one_version(at: Target) -> Found:
             return Found(
                 Verdict.FAIL,
                 f"{unit} runs a program that was replaced",
-                lock.driver,
+                "the one that is installed",
                 f"systemctl restart {unit}",
             )
-        places[f"daemon {unit}"] = program_version(answer.stdout) if answer.stdout.strip() else "not running"
-    found = compare(places, lock.driver)
-    return unread[0] if unread and found.verdict is Verdict.PASS else found
+        if answer.stdout.strip():
+            places[f"daemon {unit}"] = program_version(answer.stdout)
+        elif chosen is not None:
+            places[f"daemon {unit}"] = "not running"
+    wanted = places.get("module") if chosen is None else chosen.lock.driver
+    if wanted is None:
+        return unread[0] if unread else unknown(f"{_UNLOCKED}, and no module can be loaded here")
+    if wanted == "none":
+        return Found(Verdict.FAIL, "no driver is loaded", "one version everywhere", "run `provision apply`")
+    found = compare(places, wanted)
+    if found.verdict is not Verdict.PASS:
+        return found
+    if unread:
+        return unread[0]
+    return (
+        found if chosen is not None else replace(found, why=f"{_UNLOCKED}: compared with the loaded module")
+    )
 
 
-def _daemons(lock: NvidiaLock) -> dict[str, str]:
+def _switched(at: Target) -> bool:
+    """Whether there are NVSwitches, by the site file."""
+    assert at.node.gpu is not None
+    model = gpu_model(at.node.gpu.model)
+    return model is not None and rules().switches(model, at.node.gpu.count) is not None
+
+
+def _daemons(*, fabric_manager: bool) -> dict[str, str]:
     """Units that carry the driver's number, and their programs."""
-    fabric = {"nvidia-fabricmanager": "nv-fabricmanager"} if lock.fabric_manager else {}
+    fabric = {"nvidia-fabricmanager": "nv-fabricmanager"} if fabric_manager else {}
     return {"nvidia-persistenced": "nvidia-persistenced", **fabric}
 
 
@@ -149,24 +179,28 @@ def built(at: Target) -> Found:
     which = (
         "$(ls -d /lib/modules/*/build | cut -d / -f 4 | tail -n 1)" if at.limited("kernel") else "$(uname -r)"
     )
+    name, lock = ("nvidia", None) if chosen is None else (chosen.module, chosen.lock)
     answer = at.host.run(
-        f"k={which}; command -v modinfo >/dev/null || exit 2; modinfo -k $k {chosen.module} || exit 1"
+        f"k={which}; command -v modinfo >/dev/null || modinfo || exit; modinfo -k $k {name} || exit 1"
     )
     if answer.rc not in (0, 1):
-        return unknown(answer.stderr.strip() or "modinfo is not there", source="modinfo")
+        return unknown(answer.stderr.strip() or f"modinfo: exit {answer.rc}", source="modinfo")
     if answer.rc == 1:
         action = f"dkms status; then `provision apply`: {answer.stderr.strip()}"
-        return Found(Verdict.FAIL, "no module", chosen.lock.driver, action, source="modinfo")
+        return Found(Verdict.FAIL, "no module", lock.driver if lock else "a module", action, source="modinfo")
     boot = at.host.run(machine.QUERY)
     try:
         secure = machine.parse_machine(boot.stdout).secure_boot
     except ValueError as error:
         return unknown(str(error), source="Secure Boot")
-    return judge_module(answer.stdout, chosen.lock, secure)
+    return judge_module(answer.stdout, lock, secure)
 
 
-def judge_module(modinfo: str, lock: NvidiaLock, secure_boot: bool) -> Found:
-    """What `modinfo` says against what is wanted: version, kind (by its licence), signer."""
+def judge_module(modinfo: str, lock: NvidiaLock | None, secure_boot: bool) -> Found:
+    """What `modinfo` says against what is wanted: version, kind (by its licence), signer.
+
+    Where nothing is locked any version and kind will do.
+    """
     values: dict[str, str] = {}
     for line in modinfo.splitlines():
         key, _, value = line.partition(":")
@@ -176,10 +210,11 @@ def judge_module(modinfo: str, lock: NvidiaLock, secure_boot: bool) -> Found:
     kind = "proprietary" if values["license"] == "NVIDIA" else "open"
     signer = values.get("signer", "")
     read = f"{values['version']} {kind}" + (f", signed by {signer}" if signer else ", not signed")
-    expected = f"{lock.driver} {lock.modules}" + (", signed" if secure_boot else "")
-    right = (values["version"], kind) == (lock.driver, lock.modules) and (bool(signer) or not secure_boot)
+    wanted = (lock.driver, lock.modules) if lock else (values["version"], kind)
+    expected = (" ".join(wanted) if lock else "a module") + (", signed" if secure_boot else "")
+    right = (values["version"], kind) == wanted and (bool(signer) or not secure_boot)
     why = "Secure Boot is on and refuses it" if secure_boot and not signer else None
-    if kind != lock.modules:
+    if lock and kind != lock.modules:
         why = (
             f"{kind} modules where {lock.modules} ones are wanted (Blackwell: Xid 169, RmInitAdapter failed)"
         )
@@ -217,6 +252,8 @@ def held(at: Target) -> Found:
     chosen = _chosen(at)
     if isinstance(chosen, Found):
         return chosen
+    if chosen is None:
+        return skip(f"{_UNLOCKED}; packages-held looks at all that is installed")
     answer = at.host.run(at.profile.manager.upgradable)
     if answer.rc != 0:
         return unknown(answer.stderr.strip() or f"exit {answer.rc}", source="package manager")
@@ -241,10 +278,10 @@ def fabric_manager(at: Target) -> Found:
     chosen = _chosen(at)
     if isinstance(chosen, Found):
         return chosen
-    if chosen.lock.fabric_manager is None:
+    if not _switched(at):
         return skip("no NVSwitch")
     found = _unit(at, "nvidia-fabricmanager")
-    if found.verdict is not Verdict.FAIL:
+    if found.verdict is not Verdict.FAIL or chosen is None:
         return found
     log = at.host.run("journalctl -q --no-pager -o cat -u nvidia-fabricmanager -n 50")
     why = fabric_cause(log.stdout, chosen.lock) if log.rc == 0 else None

@@ -18,6 +18,10 @@ class Unreadable(Exception):
     """No answer, or one that is not what it should be; with the reason, or what it was."""
 
 
+class Silent(Unreadable):
+    """Nothing listens there."""
+
+
 @check("node-exporter-answers")
 def exporter_answers(at: Target) -> Found:
     address = f"{exports.url(at.node, exports.EXPORTER)}/metrics"
@@ -53,6 +57,10 @@ def refuses_strangers(at: Target) -> Found:
         address = exports.url(at.node, port)
         for kind, asked in (("without a password", address), ("by plain HTTP", _plain(address))):
             answer = status(at.host, f"{asked}/metrics", "--insecure")
+            if answer.refused:
+                return _down(
+                    f"{name}: nothing listens", "strangers are refused", at.profile.unit(name), asked
+                )
             if answer.text is None:
                 return unknown(answer.error, source=asked)
             if answer.text.strip() not in ("400", "401"):
@@ -83,11 +91,11 @@ def alertmanager_loaded(at: Target) -> Found:
 def targets_exact(at: Target) -> Found:
     """What is scraped is what the site file says, nothing less and nothing that is gone."""
     address = f"{exports.url(at.node, exports.SERVER)}/api/v1/targets?state=active"
+    expected = exports.expected_targets(at.site)
     try:
         scraped = set(parse_targets(_text(at, address)))
     except Unreadable as error:
-        return unknown(str(error), source=address)
-    expected = exports.expected_targets(at.site)
+        return _unread(at, error, f"exactly the {len(expected)} targets of the site file", address)
     differences = [
         *(f"not scraped: {job} {instance}" for job, instance in sorted(expected - scraped)),
         *(f"not of this site: {job} {instance}" for job, instance in sorted(scraped - expected)),
@@ -109,7 +117,7 @@ def targets_up(at: Target) -> Found:
     try:
         scraped = parse_targets(_text(at, address))
     except Unreadable as error:
-        return unknown(str(error), source=address)
+        return _unread(at, error, "all targets up", address)
     if not scraped:
         return unknown("the server scrapes nothing", source=address)
     down = [
@@ -139,7 +147,7 @@ def rules_loaded(at: Target) -> Found:
     try:
         loaded = parse_rules(_text(at, address))
     except Unreadable as error:
-        return unknown(str(error), source=address)
+        return _unread(at, error, "all rules are loaded and evaluated", address)
     broken = [f"{name}: {error}" for rules in loaded.values() for name, error in rules.items() if error]
     missing = [
         f"{name} is not loaded"
@@ -164,11 +172,11 @@ def alertmanager_receives(at: Target) -> Found:
     if ready.text is None:
         return unknown(ready.error, source=address)
     address = f"{exports.url(at.node, exports.SERVER)}/api/v1/alertmanagers"
+    wanted = {exports.host_port(each, exports.ALERTMANAGER) for each in at.site.with_role("monitor")}
     try:
         known = parse_alertmanagers(_text(at, address))
     except Unreadable as error:
-        return unknown(str(error), source=address)
-    wanted = {exports.host_port(each, exports.ALERTMANAGER) for each in at.site.with_role("monitor")}
+        return _unread(at, error, ", ".join(sorted(wanted)), address)
     return expect(
         ", ".join(sorted(known)) or "none",
         ", ".join(sorted(wanted)),
@@ -186,8 +194,15 @@ def _text(at: Target, address: str) -> str:
     """What a service answers. Raises Unreadable with the reason where it does not."""
     answer = _get(at, address)
     if answer.text is None:
-        raise Unreadable(answer.error)
+        raise Silent(answer.error) if answer.refused else Unreadable(answer.error)
     return answer.text
+
+
+def _unread(at: Target, error: Unreadable, expected: str, source: str) -> Found:
+    """Where no Prometheus listens that much is known."""
+    if isinstance(error, Silent):
+        return _down("nothing listens", expected, at.profile.unit("prometheus"), source)
+    return unknown(str(error), source=source)
 
 
 def _down(read: str, expected: str, unit: str, source: str) -> Found:
@@ -198,6 +213,8 @@ def _loaded(at: Target, name: str, port: int, read: tuple[str, ...]) -> Found:
     """Whether a service has accepted its configuration, and since its files were last changed."""
     address = f"{exports.url(at.node, port)}/metrics"
     answer = _get(at, address)
+    if answer.refused:
+        return _down("nothing listens", "configuration loaded", at.profile.unit(name), address)
     if answer.text is None:
         return unknown(answer.error, source=address)
     samples = parse_metrics(answer.text)

@@ -247,6 +247,11 @@ def user(at: Target) -> Found:
     try:
         here, there = (_ask(host, "id -u slurm").strip() for host in (at.host, head))
     except _NoAnswer as error:
+        if at.host.run("id slurm").rc == 1:
+            expected = "a user slurm with the head's number"
+            return Found(
+                Verdict.FAIL, "no such user", expected, "run `provision apply`", source="id -u slurm"
+            )
         return unknown(str(error), source="id -u slurm")
     return expect(
         here, there, action="give slurm one number on all nodes, then chown its files", source="id -u slurm"
