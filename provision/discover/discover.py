@@ -21,6 +21,7 @@ from provision.hardware.pci import gpu_model_name
 from provision.report.model import Document, Finding, NodeResult, Verdict, worst
 from provision.site.load import examine_text
 from provision.site.models import Node, Site
+from provision.verify.run import node_result
 
 
 @dataclass(frozen=True)
@@ -70,21 +71,13 @@ class Discovery:
     def document(self, seconds: float) -> Document:
         """The answer of the verb."""
         findings = [proposal.finding(accepted=self.accepted) for proposal in self.proposals]
-        findings += unlike(self.site, self.machines)
-        results = {}
-        for name, found in self.answers.items():
-            if isinstance(found, RemoteError):
-                findings.append(silent(name, found))
-                results[name] = NodeResult(verdict=Verdict.UNKNOWN, reason=str(found))
-            else:
-                own = [finding.verdict for finding in findings if finding.subject == name]
-                results[name] = NodeResult(verdict=worst([Verdict.PASS, *own]))
+        findings += [*unlike(self.site, self.machines), *silent(self.answers)]
         return Document(
             verb="discover",
             site=self.site.cluster,
             verdict=worst([Verdict.PASS, *(each.verdict for each in findings)]),
             seconds=seconds,
-            nodes=results,
+            nodes=node_results(self.answers, findings),
             findings=findings,
             details={
                 "diff": self.diff,
@@ -116,10 +109,28 @@ def difference(site: Site, before: str, after: str) -> str:
     return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
 
 
-def silent(name: str, error: RemoteError) -> Finding:
-    """A machine that could not be asked."""
-    why = str(error).removeprefix(f"{name}: ")
-    return Finding(verdict=Verdict.UNKNOWN, check="machine-read", subject=name, why=why, action=error.advice)
+def silent(answers: Mapping[str, object]) -> list[Finding]:
+    """The machines that could not be asked, of all `answers`."""
+    return [
+        Finding(
+            verdict=Verdict.UNKNOWN,
+            check="machine-read",
+            subject=name,
+            why=str(error).removeprefix(f"{name}: "),
+            action=error.advice,
+        )
+        for name, error in answers.items()
+        if isinstance(error, RemoteError)
+    ]
+
+
+def node_results(answers: Mapping[str, object], findings: Sequence[Finding]) -> dict[str, NodeResult]:
+    """The result of every machine that was asked, from what was found about it; nothing is a pass: all was told."""
+    results = {}
+    for name in answers:
+        own = [finding for finding in findings if finding.subject == name]
+        results[name] = node_result(own) if own else NodeResult(verdict=Verdict.PASS)
+    return results
 
 
 def _plain(machine: Machine) -> dict[str, Any]:

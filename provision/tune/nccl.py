@@ -22,14 +22,14 @@ from provision.components.fabric.exports import NCCL, nccl_variables
 from provision.components.fabric.settings import FabricSettings
 from provision.components.slurm import acceptance
 from provision.discover.ask import ask
-from provision.discover.discover import difference, proposed, silent
+from provision.discover.discover import difference, node_results, proposed, silent
 from provision.discover.propose import flow
 from provision.engine import headstate
 from provision.engine.journal import journaled
 from provision.engine.remote import RemoteError, RootShell, connect
 from provision.engine.stop import on_stop
 from provision.errors import InputError
-from provision.report.model import Document, Finding, NodeResult, Verdict, worst
+from provision.report.model import Document, Finding, Verdict, worst
 from provision.site.hostlist import fold
 from provision.site.models import Fabric, Node, Site
 from provision.tune import decide
@@ -92,25 +92,18 @@ class Tuning:
         ]
         findings += _debugging(self.site, self.nodes, self.read)
         findings += [self.trouble] if self.trouble else []
-        results = {}
-        for name, found in self.answers.items():
-            if isinstance(found, RemoteError):
-                findings.append(silent(name, found))
-                results[name] = NodeResult(verdict=Verdict.UNKNOWN, reason=str(found))
-                continue
-            unread = [
-                Finding(verdict=Verdict.UNKNOWN, check="nccl-wiring-read", subject=name, read=part, why=why)
-                for part, why in found.unread.items()
-            ]
-            findings += unread
-            reason = unread[0].why if unread else None
-            results[name] = NodeResult(verdict=Verdict.UNKNOWN if unread else Verdict.PASS, reason=reason)
+        findings += silent(self.answers)
+        findings += [
+            Finding(verdict=Verdict.UNKNOWN, check="nccl-wiring-read", subject=name, read=part, why=why)
+            for name, found in self.read.items()
+            for part, why in found.unread.items()
+        ]
         return Document(
             verb="tune",
             site=self.site.cluster,
             verdict=worst([Verdict.PASS, *(each.verdict for each in findings)]),
             seconds=seconds,
-            nodes=results,
+            nodes=node_results(self.answers, findings),
             findings=findings,
             details={
                 "diff": difference(self.site, self.before, self.text),

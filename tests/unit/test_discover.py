@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provision.discover import edit
-from provision.discover.discover import Discovery
+from provision.discover.discover import Discovery, node_results, silent
 from provision.discover.propose import cores_near, proposals, unlike
 from provision.engine.remote import RemoteError
 from provision.errors import InputError
@@ -19,7 +19,7 @@ from provision.hardware import smi
 from provision.hardware.machine import Board, Cpus, Machine, Numa
 from provision.hardware.pci import Function
 from provision.hardware.rdma import Port
-from provision.report.model import Verdict
+from provision.report.model import Finding, Verdict
 from provision.site.load import examine_text
 from provision.site.models import Site
 from provision.verify.progress import watching
@@ -246,3 +246,15 @@ def test_whatever_the_file_it_says_the_value_afterwards_and_the_rest_as_before(
         at = below
     at[key[-1]] = {"v": 2}
     assert yaml.safe_load(text) == wanted
+
+
+def test_a_machines_result_is_the_worst_of_what_was_found_about_it_with_its_reason() -> None:
+    answers = {"g1": object(), "g2": object(), "g3": RemoteError("g3: no route", "is the node up?")}
+    odd = Finding(verdict=Verdict.WARN, check="machine-unlike-group", subject="g2", read="7 GPUs")
+    findings = [odd, *silent(answers)]
+    told = {name: (node.verdict, node.reason) for name, node in node_results(answers, findings).items()}
+    assert told == {
+        "g1": (Verdict.PASS, None),
+        "g2": (Verdict.WARN, "machine-unlike-group: 7 GPUs"),
+        "g3": (Verdict.UNKNOWN, "machine-read: no route"),
+    }
