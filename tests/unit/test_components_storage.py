@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from provision.components.storage import checks, exports
+from provision.components.storage import checks, deploy, exports
 from provision.components.storage.settings import StorageSettings
 from provision.site.models import Site, SiteFile
 
@@ -217,3 +219,31 @@ def test_df_is_read_with_and_without_inodes() -> None:
     assert checks.parse_df(text) == {"/home": (91, 12), "/shared": (5, 0)}
     with pytest.raises(ValueError, match="not a line of df"):
         checks.parse_df("Mounted on Use% IUse%\nbroken\n")
+
+
+@pytest.mark.parametrize(
+    ("own", "kept", "hangs", "expected"),
+    [
+        ("ssh-ed25519 A\n", "", False, 1),
+        ("ssh-ed25519 A\n", "ssh-ed25519 A\n", False, 0),
+        ("", "", False, 0),  # no keys to keep
+        ("ssh-ed25519 A\n", "", True, 2),
+        ("ssh-ed25519 A\n", "ssh-ed25519 A\n", True, 0),  # then nobody looks into the home
+    ],
+)
+def test_a_home_that_hangs_is_asked_for_keys_only_where_there_are_none_yet(
+    tmp_path: Path, own: str, kept: str, hangs: bool, expected: int
+) -> None:
+    keys, file = tmp_path / "homes/ops/.ssh/authorized_keys", tmp_path / "ops"
+    keys.parent.mkdir(parents=True)
+    keys.write_text(own)
+    file.write_text(kept)
+    programs = {"getent": f"echo ops:x:1:1::{tmp_path}/homes/ops:/bin/sh"}
+    if hangs:
+        programs["timeout"] = "exit 124"
+    for name, body in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    script = deploy._KEYS_TEST.format(user="ops", file=file, below=f"{tmp_path}/homes/?*")
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    assert subprocess.run(["sh", "-c", script], env=path, stderr=subprocess.DEVNULL).returncode == expected
