@@ -19,6 +19,7 @@ class SilentGroup(LockError):
 
 
 OFFER_TIMEOUT = 180.0  # seconds for a node's package manager to read what its sources offer
+_KERNEL = 'uname -r && if [ -e "/lib/modules/$(uname -r)/build" ]; then echo headers; fi'
 
 
 def resolve(
@@ -86,7 +87,10 @@ def _offer(site: Site, node: Node, sudo_password: str | None) -> locking.Offer:
     shell = connect(site, node, sudo_password=sudo_password)
     try:
         facts = preflight.look(shell)
-        kernel = shell.run("uname -r").stdout.strip()
+        told = shell.run(_KERNEL)
+        if not told.ok:
+            raise LockError(f"{node.name}: its kernel cannot be read: {told.stderr.strip()[-500:]}")
+        kernel, *headers = told.stdout.split()
         wanted = locking.settings(site, node)
         try:
             names = locking.probes(facts.profile.key, wanted)
@@ -104,4 +108,5 @@ def _offer(site: Site, node: Node, sudo_password: str | None) -> locking.Offer:
         distribution=facts.profile.key,
         kernel=None if limit(facts.limits, "kernel") else kernel,
         versions=parse_offer(offered.stdout) if offered is not None else {},
+        headers=bool(headers),
     )

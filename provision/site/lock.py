@@ -23,7 +23,7 @@ class NvidiaLock(Settings):
 
     gpus: str  # "8 x h100-sxm": what it was resolved for
     distribution: str  # "ubuntu 24.04"
-    kernel: str  # flavour, whose headers are kept: "generic"
+    kernel: str  # flavour, whose headers are kept: "generic"; "own": not the distribution's, its headers are there
     source: Literal["nvidia", "distribution"]
     branch: int
     driver: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from provision.site.models import Site, SiteFile
 TODAY = date(2026, 1, 15)
 ROCKY = locking.Offer("g1", "rocky 9", "5.14.0-570.el9_6.x86_64", {})
 UBUNTU = locking.Offer("g1", "ubuntu 24.04", "6.8.0-90-generic", {})
+SELF_BUILT = locking.Offer("g1", "ubuntu 24.04", "6.18.0-custom", {}, headers=True)
 
 
 def make_site(model: str = "h100-sxm", count: int = 8, **nvidia: Any) -> Site:
@@ -232,6 +234,16 @@ def test_a_distributions_driver_is_what_its_sources_offer() -> None:
     assert (lock.driver, lock.branch, lock.kernel) == ("550.163.01", 550, "amd64")
 
 
+@pytest.mark.parametrize("source", ["nvidia", "distribution"])
+def test_modules_for_a_kernel_of_ones_own_are_built_with_its_headers(source: str) -> None:
+    """Also where the distribution has precompiled ones, which are for its own kernels."""
+    offer = replace(SELF_BUILT, versions={"libnvidia-compute-580-server": ["580.126.20-0ubuntu1"]})
+    lock = locking.resolve(make_site("a100-pcie-80gb", 4, source=source, branch=580), "gpu", TODAY, offer)
+    assert (lock.kernel, lock.build, lock.driver) == ("own", "dkms", "580.126.20")
+    theirs = locking.resolve(make_site("a100-pcie-80gb", 4), "gpu", TODAY, replace(UBUNTU, headers=True))
+    assert theirs.kernel == "generic"
+
+
 def test_modules_that_do_not_build_are_not_chosen() -> None:
     versions = {"libcuda1": ["550.163.01-2"]}
     offer = locking.Offer("g1", "debian 13", "6.12.118+deb13-amd64", versions)
@@ -259,7 +271,8 @@ def test_modules_that_do_not_build_are_not_chosen() -> None:
             locking.Offer("g1", "debian 13", "6.12.57+deb13-amd64", {"libcuda1": ["550.163.01-2"]}),
             "whose branch does not drive b200-sxm",
         ),
-        (make_site(), locking.Offer("g1", "ubuntu 24.04", "6.18.0-custom", {}), "none of ubuntu 24.04's"),
+        (make_site(), replace(SELF_BUILT, headers=False), r"has no headers: .* Boot one of .*/limits\.json"),
+        (make_site(build="precompiled"), SELF_BUILT, r"no precompiled modules for kernel 6\.18\.0-custom"),
         (make_site(), locking.Offer("g1", "plan9 4", "4", {}), "no packages of NVIDIA's are known"),
         (make_site(source="distribution"), ROCKY, "no driver of its own"),
         (make_site(), locking.Offer("g1", "rocky 10", "6.12.0-55.el10.x86_64", {}), "checksum of CDF6BA43.pub"),

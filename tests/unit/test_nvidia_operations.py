@@ -48,9 +48,10 @@ def place(
     kernel: str = "6.8.0-90-generic",
     limits: dict[str, str] | None = None,
     versions: dict[str, list[str]] | None = None,
+    headers: bool = False,
     **machine: Any,
 ) -> Place:
-    offer = locking.Offer("g1", on, kernel, versions or {})
+    offer = locking.Offer("g1", on, kernel, versions or {}, headers)
     lock = locking.resolve(site, "gpu", TODAY, offer)
     node = site.nodes["g1"]
     manager = distribution(*on.split()).manager
@@ -105,6 +106,17 @@ def test_ubuntus_own_modules_are_signed_and_need_no_build() -> None:
     assert at.chosen.driver.wanted["libnvidia-compute-580-server"] == "580.126.20-*"
     assert not [op for op in operations(at) if isinstance(op, Stop)]
     assert "write /etc/apt/sources.list.d/provision-nvidia.sources" not in said(at)
+
+
+def test_the_headers_of_a_kernel_of_ones_own_are_looked_for_and_never_installed() -> None:
+    at = place(make_site(), kernel="6.18.0-custom", headers=True)
+    assert at.chosen.lock.kernel == "own"
+    assert not [words for words in said(at) if "linux-headers" in words]
+    (headers,) = [op for op in operations(at) if isinstance(op, Ensure) and op.title.startswith("headers of")]
+    assert headers.test == "[ -e /lib/modules/6.18.0-custom/build ] || exit 1"
+    (built,) = [op for op in operations(at) if isinstance(op, Ensure) and op.title.startswith("modules of")]
+    assert "dkms autoinstall" in built.make
+    assert "6.18.0-custom" in built.make
 
 
 @pytest.mark.parametrize("key", ["absent", "new", "requested", "unknown"])

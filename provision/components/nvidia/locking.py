@@ -13,6 +13,7 @@ from datetime import date
 from typing import TYPE_CHECKING
 
 from provision.components.nvidia.settings import NvidiaSettings
+from provision.engine import limits
 from provision.profiles import UnsupportedDistribution
 from provision.profiles.gpu import GpuProfile, all_models, gpu_model
 from provision.profiles.nvidia import Modules, Rules, number, rules, runs
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 SECTION = "nvidia"
 BUILDS: tuple[Build, ...] = ("precompiled", "dkms")  # the preferred one first
+OWN = "own"  # the flavour of a kernel that somebody built: its headers are on the node, and in no package
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Offer:
     distribution: str
     kernel: str | None  # `uname -r`; None: the kernel is not the node's own
     versions: Mapping[str, Sequence[str]]  # package -> versions that its sources offer, the newest first
+    headers: bool = False  # those of the kernel that runs are there
 
 
 class Unresolvable(Exception):
@@ -292,13 +295,7 @@ def resolve(site: Site, group: str, today: date, offer: Offer) -> NvidiaLock:
         )
     modules = _modules(known, model, wanted, driver, kernel_number(offer))
     items = origin.items(branch)
-    kernel = nvidia_packages(offer.distribution).kernel
-    flavour = kernel.flavour_of(offer.kernel) if offer.kernel is not None else kernel.default
-    if flavour is None:
-        raise Unresolvable(
-            f"{offer.node} runs kernel {offer.kernel}, which is none of {offer.distribution}'s: there are no headers "
-            "and no modules for it"
-        )
+    flavour = _flavour(offer)
     switched = known.switches(model, node.gpu.count)
     lock = NvidiaLock(
         gpus=gpus_of(node.gpu),
@@ -308,7 +305,7 @@ def resolve(site: Site, group: str, today: date, offer: Offer) -> NvidiaLock:
         branch=branch,
         driver=driver,
         modules=modules,
-        build=_build(origin, items, modules, wanted, offer),
+        build=_build(origin, items, modules, wanted, offer, flavour),
         fabric_manager=driver if switched else None,
         nvlsm=switched is not None and switched.generation == 4,
         imex=driver if model.name in known.multi_node else None,
@@ -410,10 +407,38 @@ def upstream(version: str) -> str | None:
     return plain if good else None
 
 
+def _flavour(offer: Offer) -> str:
+    """That of the kernel that runs, OWN for one that is not the distribution's and has its headers."""
+    kernel = nvidia_packages(offer.distribution).kernel
+    if offer.kernel is None:
+        return kernel.default
+    flavour = kernel.flavour_of(offer.kernel)
+    if flavour is None and not offer.headers:
+        raise Unresolvable(
+            f"{offer.node} runs kernel {offer.kernel}, which is none of {offer.distribution}'s and has no headers: no "
+            f"modules can be had for it. Boot one of {offer.distribution}'s kernels, or put this one's headers at "
+            f"/lib/modules/{offer.kernel}/build; where the kernel is not the machine's own (a container, a virtual "
+            f'machine that is given its driver) say so in {limits.PATH}: {{"limits": [{{"what": "kernel", "reason": '
+            '"..."}]}'
+        )
+    return flavour or OWN
+
+
 def _build(
-    origin: Origin, items: Mapping[str, Item], modules: str, wanted: NvidiaSettings, offer: Offer
+    origin: Origin,
+    items: Mapping[str, Item],
+    modules: str,
+    wanted: NvidiaSettings,
+    offer: Offer,
+    flavour: str,
 ) -> Build:
     kinds: list[Build] = [kind for kind in BUILDS if f"modules.{modules}.{kind}" in items]
+    if flavour == OWN:
+        if wanted.build == "precompiled":
+            raise Unresolvable(
+                f"there are no precompiled modules for kernel {offer.kernel}: leave `build` out"
+            )
+        kinds = [kind for kind in kinds if kind == "dkms"]
     if wanted.build is not None:
         if wanted.build not in kinds:
             raise Unresolvable(

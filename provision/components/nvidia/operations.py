@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from provision.components.nvidia import exports
+from provision.components.nvidia import exports, locking
 from provision.components.nvidia.exports import Chosen
 from provision.components.nvidia.machine import REBOOT, Machine
 from provision.profiles.packaging import ExactSet, PackageManager
@@ -153,9 +153,16 @@ def kernel(at: Place) -> Iterator[Operation]:
     reason = at.limited("kernel")
     if reason is not None:
         yield Skip(f"headers of kernel {at.machine.kernel}", reason)
+    elif profile.flavour_of(at.machine.kernel) is None:
+        headers = f"/lib/modules/{at.machine.kernel}/build"
+        yield Ensure(
+            f"headers of kernel {at.machine.kernel}",
+            test=f"[ -e {headers} ] || exit 1",
+            make=f"echo 'a kernel of your own: put its headers at {headers}' >&2; exit 1",
+        )
     else:
         yield Install(tuple(map(at.fill, profile.headers)))
-    if profile.follow:
+    if profile.follow and at.chosen.lock.kernel != locking.OWN:
         yield Install(tuple(map(at.fill, profile.follow)))
     yield Write(exports.BLACKLIST, exports.blacklist())
     image, make = at.fill(profile.initramfs.image), at.fill(profile.initramfs.make)
