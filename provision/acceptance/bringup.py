@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from provision.engine import headstate, preflight, runs
 from provision.engine.controller import converge
 from provision.engine.journal import holder, journaled, now
 from provision.engine.remote import RemoteError, RootShell, connect
-from provision.engine.stop import on_stop
+from provision.engine.stop import interrupt, on_stop
 from provision.report.model import Document, Finding, NodeResult, Verdict, worst
 from provision.site.hostlist import fold
 from provision.site.lock import load_lock
@@ -83,15 +84,12 @@ def _bring_up(
     if applied.details.get("interrupted"):
         return _together(site, names, parts, known, started)
     try:
-        shell = connect(site, site.head, sudo_password=sudo_password)
-        try:
+        with on_stop(interrupt), closing(connect(site, site.head, sudo_password=sudo_password)) as shell:
             # The lease again: who reads the acceptance of all nodes and writes it back must be alone with it.
             preflight.take_lock(shell, holder(), run)
             states = _Ladder(site, shell, show)
             known = states.known
             _climb(site, nodes, states, parts, minutes, burnin_all, sudo_password, show)
-        finally:
-            shell.close()
     except KeyboardInterrupt:
         parts.append(_cut_short(site))
     except (RemoteError, preflight.PreflightError, headstate.HeadError, slurm.SlurmError) as error:

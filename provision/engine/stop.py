@@ -20,3 +20,8 @@ def on_stop(stop: Callable[[], object]) -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def interrupt() -> None:
+    """A `stop` for what may be ended anywhere: by KeyboardInterrupt, as Ctrl-C does it by itself and TERM does not."""
+    raise KeyboardInterrupt

@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Sequence
 
 from provision.engine.journal import journaled
-from provision.engine.stop import on_stop
+from provision.engine.stop import interrupt, on_stop
 from provision.report.model import Document, Finding, Verdict
 from provision.site.lock import load_lock
 from provision.site.models import Node, Site
@@ -38,7 +38,7 @@ def verify_journaled(
     with journaled(site, "verify", looking=True) as entry:
         interrupted = False
         try:
-            with on_stop(_interrupt):
+            with on_stop(interrupt):
                 findings = verify(
                     site,
                     lock,
@@ -86,10 +86,6 @@ def cut_short(nodes: Sequence[Node], told: Sequence[tuple[str, Finding | None]])
                 )
             )
     return findings
-
-
-def _interrupt() -> None:
-    raise KeyboardInterrupt
 
 
 def _event(finding: Finding) -> dict[str, object]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -110,9 +113,13 @@ def test_a_node_that_passed_and_is_not_opened_is_no_pass() -> None:
     assert refused.nodes["g1"].reason == refused.findings[0].why == "idle+drain: bad fan"
 
 
-def test_a_bring_up_that_is_interrupted_is_no_pass(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_bring_up_that_is_interrupted_is_no_pass(
+    site: Site, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
     def connect(*arguments: Any, **more: Any) -> None:
-        raise KeyboardInterrupt
+        os.kill(os.getpid(), number)
+        time.sleep(30)
 
     document = after_apply(site, monkeypatch, connect)
     assert document.details["interrupted"]
