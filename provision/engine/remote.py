@@ -336,6 +336,14 @@ def explain_loss(name: str, text: str) -> RemoteError:
         return RemoteError(
             f"{name}: ssh: {said}", f"check access.user and access.key of the site file; {_OWN_KEY}"
         )
+    if "sudo: not found" in lowered or "sudo: command not found" in lowered:
+        return RemoteError(
+            f"{name}: {last}", "install sudo on the node, or reach it as root (access.user: root)"
+        )
+    if "sudoers" in lowered:
+        return RemoteError(
+            f"{name}: {last}", "give access.user rights by sudo on the node (visudo), or reach it as root"
+        )
     if "a password is required" in lowered or "sudo:" in lowered:
         return RemoteError(
             f"{name}: {last}", "sudo wants a password: set access.sudo_password: true in the site file"

@@ -248,6 +248,9 @@ def test_who_is_not_root_on_the_own_machine_becomes_it_by_sudo(
         ("ssh: connect to host n port 22: Connection refused", "Connection refused", "sshd"),
         ("Timeout, server n not responding.", "not responding", "is the node up"),
         ("", "without a word", "by hand"),
+        ("sh: 1: exec: sudo: not found\n", "sudo: not found", "install sudo"),
+        ("bash: line 1: exec: sudo: command not found\n", "command not found", "install sudo"),
+        ("ops is not in the sudoers file.\n", "not in the sudoers file", "visudo"),
     ],
 )
 def test_why_a_session_ended_says_what_to_do_next(said: str, message: str, advice: str) -> None:
