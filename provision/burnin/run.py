@@ -73,15 +73,7 @@ def run_burnin(
         judgement = _could_not_run(burnin.expected, error)
     except KeyboardInterrupt:
         judgement = burnin.interrupted()
-    return Document(
-        verb="burnin",
-        site=site.cluster,
-        verdict=judgement.verdict,
-        seconds=round(time.monotonic() - start, 3),
-        nodes=judgement.nodes,
-        findings=judgement.findings,
-        details=burnin.details,
-    )
+    return _document(site, burnin, judgement, start)
 
 
 def burn_in(
@@ -173,6 +165,11 @@ def _directly(
     finally:
         for shell in shells.values():
             shell.close()
+    return _document(site, burnin, judgement, start)
+
+
+def _document(site: Site, burnin: _Judging, judgement: Judgement, start: float) -> Document:
+    """The answer of a burn-in that was begun at `start`, of time.monotonic()."""
     return Document(
         verb="burnin",
         site=site.cluster,
