@@ -127,7 +127,7 @@ def test_a_sudo_password_from_the_environment_is_used_and_shown_nowhere(
 
 
 def test_on_nodes_that_nobody_built_no_check_raises(verify: Verify, lab: Lab) -> None:
-    """Nothing is installed: checks fail or cannot tell, each with its own words, never with a traceback's."""
+    """Nothing is installed, and that is known: no check raises, and none doubts for want of a program or a file."""
     status, document = verify()
     assert status == 1
     assert set(document["nodes"]) == set(lab.nodes)
@@ -137,6 +137,26 @@ def test_on_nodes_that_nobody_built_no_check_raises(verify: Verify, lab: Lab) ->
         if re.match(r"\w+(Error|Exception): ", finding["why"] or "")
     ]
     assert raised == []
+    doubts = [
+        f"{finding['check']} on {finding['subject']}: {finding['why']}"
+        for finding in document["findings"]
+        if finding["verdict"] == "unknown" and re.search(r"not found|No such file", finding["why"] or "")
+    ]
+    assert doubts == []
+    slurm = findings_of(document, "lab-head")["slurmctld-answers"]
+    assert (slurm["verdict"], slurm["read"]) == ("fail", "scontrol: not installed, or not in root's PATH")
+
+
+def test_a_program_that_was_taken_away_is_told_from_one_that_was_never_installed(
+    verify: Verify, lab: Lab
+) -> None:
+    lab.inside("lab-gpu-1", "mv /usr/bin/systemctl /usr/bin/systemctl.away")
+    try:
+        _, document = verify("--component", "verify")
+    finally:
+        lab.inside("lab-gpu-1", "mv /usr/bin/systemctl.away /usr/bin/systemctl")
+    found = findings_of(document, "lab-gpu-1")["units-failed"]
+    assert (found["verdict"], found["why"]) == ("unknown", "systemctl is gone, though systemd is installed")
 
 
 def test_an_interrupt_ends_at_once_and_leaves_no_connection(lab: Lab, site: Path) -> None:

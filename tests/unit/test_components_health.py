@@ -178,7 +178,8 @@ def test_a_node_that_cannot_be_reached_or_does_not_answer_is_unknown_with_its_re
         ("g2", Verdict.UNKNOWN),
     ]
     assert "no route" in str(found[1].reason)
-    assert "not found, exit 127" in str(found[2].reason)
+    assert found[2].reason == "there is no agent on it"
+    assert "Killed, exit 137" in str(agents.parse("g2", 137, "", "Killed").reason)
     assert found[0].findings[0].subject == "h1 GPU 0"
 
 
