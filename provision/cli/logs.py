@@ -19,7 +19,16 @@ from provision.cli.common import (
     refuse,
 )
 from provision.components.logs.ask import ask
-from provision.components.logs.exports import Entry, Query, by_loki, elasticsearch, printable
+from provision.components.logs.elastic import kibana_url
+from provision.components.logs.exports import (
+    Entry,
+    Query,
+    by_elasticsearch,
+    by_loki,
+    collector,
+    elsewhere,
+    printable,
+)
 from provision.report.model import Verdict
 
 _WARNING = 4  # syslog's priority
@@ -65,8 +74,11 @@ def logs(
     cluster = open_site(site)
     if not cluster.enabled("logs"):
         refuse(f"{cluster.path}: journals are not gathered: add `logs: {{}}` and run `provision apply`")
-    if elasticsearch(cluster) is not None:
+    if elsewhere(cluster) is not None:
         refuse(f"{cluster.path}: logs are in the site's own Elasticsearch (`logs.elasticsearch`): ask Kibana")
+    gathers = collector(cluster)
+    if gathers is not None and by_elasticsearch(cluster):
+        refuse(f"{cluster.path}: logs are in Elasticsearch (`logs.elasticsearch`): ask {kibana_url(gathers)}")
     if by_loki(cluster):
         refuse(f"{cluster.path}: logs are in Loki (`logs.loki`): ask Grafana there, Explore, or logcli")
     nodes = [node.name for node in limited(cluster, limit)] if limit else []

@@ -67,7 +67,8 @@ def secrets(site: Site) -> dict[str, Secret]:
     for component in COMPONENTS:
         if site.enabled(component):
             module = import_module(f"provision.components.{component}.exports")
-            for secret in getattr(module, "SECRETS", ()):
+            found = getattr(module, "SECRETS", ())
+            for secret in found(site) if callable(found) else found:
                 wanted[secret.name] = secret
     return wanted
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shlex
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import bcrypt
 import pytest
 import typer
 import yaml
@@ -19,10 +22,11 @@ from pydantic import ValidationError
 
 from provision.cli import logs as cli
 from provision.components import vendor
-from provision.components.logs import checks, deploy, exports, filebeat, loki
+from provision.components.logs import checks, deploy, elastic, exports, filebeat, labels, loki
 from provision.components.logs.ask import Answer
 from provision.components.logs.exports import Query
 from provision.components.logs.settings import LogsSettings
+from provision.components.registry import secrets
 from provision.engine.remote import Output
 from provision.profiles import distribution
 from provision.report.model import Document, Verdict
@@ -109,7 +113,8 @@ def line(**fields: Any) -> str:
 def test_entries_have_time_node_source_and_message() -> None:
     text = line(_HOSTNAME="g1", _SYSTEMD_UNIT="slurmd.service", PRIORITY="3", MESSAGE="gone")
     text += line(_HOSTNAME="g2", SYSLOG_IDENTIFIER="kernel", MESSAGE=[72, 105, 7])
-    first, second = exports.parse(text)
+    text += line(_HOSTNAME="g2", SYSLOG_IDENTIFIER="slurmd", MESSAGE="Launching batch job 12 for UID 2001")
+    first, second, third = exports.parse(text)
     assert (first.at.isoformat(), first.node, first.source, first.priority, first.message) == (
         "2026-03-01T12:00:00+00:00",
         "g1",
@@ -118,6 +123,39 @@ def test_entries_have_time_node_source_and_message() -> None:
         "gone",
     )
     assert (second.source, second.priority, second.message) == ("kernel", None, "Hi\x07")
+    assert [entry.job for entry in (first, second, third)] == [None, None, "12"]
+
+
+OOM = (
+    "oom-kill:constraint=CONSTRAINT_MEMCG,task_memcg=/system.slice/slurmstepd.scope/job_12/step_0/user/task_0"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "message", "job"),
+    [
+        ("slurmd", "launch task StepId=12.0 request from UID:2001", "12"),
+        ("slurmstepd", "[12.batch] done with job", "12"),
+        ("slurmd", "Launching batch job 1234 for UID 2001", "1234"),
+        ("slurmctld", "_slurm_rpc_complete_batch_script: JobId=77 WEXITSTATUS 0", "77"),
+        ("slurmctld", "sched: Allocate JobId=100_3(103) NodeList=g1", "100"),
+        ("kernel", OOM, "12"),
+        ("slurmd", "[2026-03-01T12:00:00.123] started", None),
+        ("slurmctld", "Recovered information about 0 jobs", None),
+        ("cron", "job 5 started", None),
+    ],
+)
+def test_the_job_of_a_line_is_told_alike_by_all_who_send_lines(
+    source: str, message: str, job: str | None
+) -> None:
+    assert labels.job(source, message) == job
+    if source != "cron":  # Alloy and Filebeat look at lines of Slurm and of the kernel alone, too
+        in_go, in_javascript = (re.search(labels.GO, message), re.search(PATTERN, message, re.IGNORECASE))
+        assert (in_go["slurm_job"] if in_go else None) == job
+        assert (in_javascript[1] if in_javascript else None) == job
+
+
+PATTERN = labels.JAVASCRIPT.removeprefix("/").removesuffix("/i").replace(r"\/", "/")
 
 
 def test_a_message_cannot_play_with_the_terminal() -> None:
@@ -181,7 +219,7 @@ def test_loki_keeps_logs_as_long_as_the_site_says_and_takes_certificates_of_the_
     ("written", "hours"), [("14d", "336h"), ("1month", "730h"), ("3months", "2190h"), ("1year", "8766h")]
 )
 def test_how_long_is_said_as_loki_says_it(written: str, hours: str) -> None:
-    assert loki.retention(LogsSettings(retention=written)) == hours
+    assert LogsSettings(retention=written).hours == hours
 
 
 def test_alloy_sends_a_nodes_journal_with_its_labels_as_often_as_it_takes(tmp_path: Path) -> None:
@@ -198,22 +236,15 @@ def test_alloy_sends_a_nodes_journal_with_its_labels_as_often_as_it_takes(tmp_pa
     assert "SupplementaryGroups=adm systemd-journal\n" in loki.alloy_dropin()
 
 
-@pytest.mark.parametrize(
-    ("line", "job"),
-    [
-        ("launch task StepId=12.0 request from UID:2001", None),
-        ("[12.batch] done with job", None),
-        ("Launching batch job 1234 for UID 2001", "1234"),
-        ("_slurm_rpc_complete_batch_script: JobId=77 WEXITSTATUS 0", "77"),
-    ],
-)
-def test_a_job_in_slurms_words_becomes_a_value_of_the_line(
-    tmp_path: Path, line: str, job: str | None
-) -> None:
+def test_a_job_becomes_a_value_of_slurms_and_of_the_kernels_lines(tmp_path: Path) -> None:
+    """Grafana Alloy 1.9, "loki.process": stage.match, stage.regex."""
     site = make_site(tmp_path, logs=LOKI)
-    (written,) = re.findall(r'expression = (".*")', loki.alloy(site, site.head, site.head))
-    found = re.search(json.loads(written), line)
-    assert (found["slurm_job"] if found else None) == job
+    text = loki.alloy(site, site.head, site.head)
+    assert [json.loads(found) for found in re.findall(r'expression = (".*")', text)] == [labels.GO] * 2
+    assert [json.loads(found) for found in re.findall(r'selector = (".*")', text)] == [
+        '{unit=~"slurm.+"}',
+        '{transport="kernel"}',
+    ]
 
 
 @pytest.mark.parametrize("on", ["debian 12", "debian 13", "ubuntu 22.04", "ubuntu 24.04", "rocky 9.5"])
@@ -245,12 +276,18 @@ class Ops:
     def unit(self, name: str, **_: Any) -> None:
         self.done.append(f"run {name}")
 
+    def wait(self, what: str, **_: Any) -> None:
+        self.done.append(f"wait: {what}")
+
 
 FROM_GRAFANA = [
     "install gpg curl",
     "key of grafana",
     "write /etc/apt/sources.list.d/provision-grafana.sources",
 ]
+
+
+PASSWORDS = {secret.name: secret.name.encode() for secret in elastic.SECRETS}
 
 
 def done_on(site: Site, node: str, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[str]]:
@@ -260,6 +297,7 @@ def done_on(site: Site, node: str, monkeypatch: pytest.MonkeyPatch) -> tuple[lis
 
     class On:
         profile = distribution("debian", "13")
+        secrets = PASSWORDS
 
         def __init__(self) -> None:
             self.site, self.node = site, site.nodes[node]
@@ -312,6 +350,7 @@ def test_the_firewall_opens_what_takes_logs(tmp_path: Path) -> None:
 
     assert open_for_logs(make_site(tmp_path)) == [19532]
     assert open_for_logs(make_site(tmp_path, logs=LOKI)) == [3100]
+    assert open_for_logs(make_site(tmp_path, logs=OURS)) == [9200, 5601]
 
 
 def answered(**labels: str) -> str:
@@ -337,6 +376,35 @@ def own(seconds: int) -> Output:
     return Output(0, json.dumps({"__REALTIME_TIMESTAMP": f"{(1772366400 + seconds) * 1_000_000}"}), "")
 
 
+def found_there(at: int) -> Output:
+    return Output(0, json.dumps({"hits": {"hits": [{"sort": [at]}]}}), "")
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "verdict"),
+    [
+        (own(0), found_there(1772366400000), Verdict.PASS),
+        (own(60), found_there(1772366400000), Verdict.FAIL),
+        (own(0), Output(0, '{"hits": {"hits": []}}', ""), Verdict.FAIL),
+        (own(0), Output(0, '{"hits": {"hits": [{}]}}', ""), Verdict.UNKNOWN),
+        (own(0), Output(22, "", "curl: (22) 401"), Verdict.UNKNOWN),
+    ],
+)
+def test_a_nodes_newest_line_is_in_elasticsearch(
+    tmp_path: Path, here: Output, there: Output, verdict: Verdict
+) -> None:
+    assert arrived(make_site(tmp_path, logs=OURS), here, there) is verdict
+
+
+def arrived(site: Site, here: Output, there: Output) -> Verdict:
+    """What the check says of g1, whose journal and whose collector answer so."""
+    host = Host({"hostname": Output(0, "g1\n", ""), "journalctl": here})
+    collector = Host({"curl": there})
+    profile = distribution("debian", "13")
+    target = Target(site, site.nodes["g1"], "logs", Lock(), profile, host, reach=lambda name: collector)
+    return checks.arrive.run(target).verdict
+
+
 @pytest.mark.parametrize(
     ("here", "there", "verdict"),
     [
@@ -352,35 +420,31 @@ def own(seconds: int) -> Output:
 def test_a_nodes_newest_line_is_in_loki(
     tmp_path: Path, here: Output, there: Output, verdict: Verdict
 ) -> None:
-    site = make_site(tmp_path, logs=LOKI)
-    host = Host({"hostname": Output(0, "g1\n", ""), "journalctl": here})
-    collector = Host({"curl": there})
-    target = Target(
-        site,
-        site.nodes["g1"],
-        "logs",
-        Lock(),
-        distribution("debian", "13"),
-        host,
-        reach=lambda name: collector,
-    )
-    assert checks.arrive.run(target).verdict is verdict
+    assert arrived(make_site(tmp_path, logs=LOKI), here, there) is verdict
 
 
-@given(st.text())
-def test_no_answer_of_loki_is_more_than_wrong(text: str) -> None:
+@given(st.text(), st.sampled_from((loki.parse, elastic.parse)))
+def test_no_answer_is_more_than_wrong(text: str, parse: Any) -> None:
     with contextlib.suppress(ValueError):
-        assert loki.parse(text) is None
+        assert parse(text) is None
 
 
-def test_logs_in_loki_are_asked_for_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("logs", "words"),
+    [({"loki": {}}, "ask Grafana there"), ({"elasticsearch": {}}, "ask https://[2001:db8::1]:5601")],
+)
+def test_logs_that_are_no_journal_are_asked_for_elsewhere(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    logs: dict[str, Any],
+    words: str,
 ) -> None:
-    monkeypatch.setattr(cli, "open_site", lambda name: make_site(tmp_path, logs=LOKI))
+    monkeypatch.setattr(cli, "open_site", lambda name: make_site(tmp_path, logs=logs))
     with pytest.raises(typer.Exit) as ended:
         cli.logs("tiny")
     assert ended.value.exit_code == 2
-    assert "ask Grafana there" in capsys.readouterr().err
+    assert words in capsys.readouterr().err
 
 
 # ---- Elasticsearch
@@ -393,9 +457,11 @@ ELASTIC: dict[str, Any] = {
 
 def test_filebeat_sends_a_nodes_journal_to_the_sites_own_elasticsearch(tmp_path: Path) -> None:
     site = make_site(tmp_path, logs=ELASTIC)
-    to = exports.elasticsearch(site)
+    to = exports.elsewhere(site)
     assert to is not None
-    document = yaml.safe_load(filebeat.config_yml(site, site.nodes["g1"], to, "id:secret"))
+    assert not exports.by_elasticsearch(site)
+    output = filebeat.to_theirs(to, "id:secret")
+    document = yaml.safe_load(filebeat.config_yml(site, site.nodes["g1"], output))
     (read,) = document["filebeat.inputs"]
     # Filebeat, "Journald input": an id, by which the cursor is kept
     assert (read["type"], read["id"], read["fields"]) == (
@@ -408,6 +474,7 @@ def test_filebeat_sends_a_nodes_journal_to_the_sites_own_elasticsearch(tmp_path:
         "api_key": "id:secret",
         "ssl": {"supported_protocols": ["TLSv1.2", "TLSv1.3"]},
     }
+    assert labels.JAVASCRIPT in read["processors"][0]["script"]["source"]
     assert "BEAT_CONFIG_OPTS=-c /etc/filebeat/provision.yml" in filebeat.dropin()
 
 
@@ -433,6 +500,8 @@ def test_elasticsearch_needs_no_monitor_but_https_and_a_place_of_its_own(tmp_pat
     assert list(exports.problems(make_site(tmp_path, ("head",), ELASTIC))) == []
     for wrong in (
         {**ELASTIC, "loki": {}},
+        {"elasticsearch": {"hosts": ["https://logs.example.org"]}},
+        {"elasticsearch": {"authority": "/etc/ssl/site.pem"}},
         {"elasticsearch": {**ELASTIC["elasticsearch"], "hosts": ["http://logs.example.org"]}},
         {"elasticsearch": {**ELASTIC["elasticsearch"], "hosts": []}},
     ):
@@ -471,3 +540,220 @@ def test_elasticsearch_takes_what_a_node_sends(
     site = make_site(tmp_path, logs=ELASTIC)
     target = Target(site, site.nodes["g1"], "logs", Lock(), distribution("debian", "13"), Beat(unit, test))
     assert checks.arrive.run(target).verdict is verdict
+
+
+# ---- Elasticsearch and Kibana on the collector. Elastic's documentation of version 9, as of December 2026.
+
+
+OURS: dict[str, Any] = {"elasticsearch": {}, "retention": "2week"}
+
+
+def test_elasticsearch_and_kibana_are_reached_by_tls_and_login_alone(tmp_path: Path) -> None:
+    site = make_site(tmp_path, logs=OURS)
+    server = yaml.safe_load(elastic.elasticsearch_yml(site, site.head))
+    # "Security settings in Elasticsearch": security on, PEM files relative to the folder of elasticsearch.yml
+    assert server["xpack.security.enabled"] is server["xpack.security.http.ssl.enabled"] is True
+    assert server["xpack.security.http.ssl.key"] == "node.key"
+    assert not any("anonymous" in key for key in server)
+    assert (server["http.host"], server["transport.host"]) == ("2001:db8::1", "127.0.0.1")
+    assert "-t /etc/elasticsearch/provision /etc/elasticsearch/jvm.options" in elastic.dropin()
+    assert "/etc/provision/tls/node.crt /etc/provision/tls/node.key\n" in elastic.dropin()
+    # "Configuring Elasticsearch", "Config files location"
+    assert elastic.environment() == "ES_PATH_CONF=/etc/elasticsearch/provision\n"
+    kibana = yaml.safe_load(elastic.kibana_yml(site.head, PASSWORDS))
+    # Kibana, "General settings"
+    assert kibana["server.ssl.enabled"] is True
+    assert kibana["server.ssl.key"] == "/run/credentials/kibana.service/node.key"
+    assert kibana["elasticsearch.hosts"] == ["https://[2001:db8::1]:9200"]
+    assert kibana["elasticsearch.ssl.certificateAuthorities"] == ["/etc/provision/tls/ca.crt"]
+    assert "--config /etc/kibana/provision.yml\n" in elastic.kibana_dropin()
+
+
+def test_users_have_the_clusters_passwords_and_no_more_rights_than_they_need() -> None:
+    """Elasticsearch, "File-based user authentication": `name:hash`, bcrypt as $2a$; `role:name,name`."""
+    users = dict(line.split(":") for line in elastic.users(PASSWORDS).splitlines())
+    roles = dict(line.split(":")[::-1] for line in elastic.users_roles().splitlines())
+    assert roles == {
+        "provision": "superuser",
+        "provision-kibana": "kibana_system",
+        "provision-filebeat": "provision-writer",
+    }
+    assert users.keys() == roles.keys()
+    assert users["provision"].startswith("$2a$")
+    assert bcrypt.checkpw(PASSWORDS["elasticsearch.password"], users["provision"].encode())
+    assert len(set(users.values())) == len(users)
+    # Filebeat, "Grant privileges and roles needed for publishing"
+    assert yaml.safe_load(elastic.roles_yml()) == {
+        "provision-writer": {
+            "cluster": ["monitor"],
+            "indices": [{"names": ["filebeat-journal"], "privileges": ["create_doc", "auto_configure"]}],
+        }
+    }
+
+
+def test_only_a_collector_with_elasticsearch_has_its_secrets(tmp_path: Path) -> None:
+    assert {"elasticsearch.password", "kibana.key"} <= secrets(make_site(tmp_path, logs=OURS)).keys()
+    assert secrets(make_site(tmp_path, logs=LOKI)).keys() == {"ca.pem"}
+
+
+@pytest.mark.parametrize(
+    ("gib", "heap"), [(2, 1024), (64, 16384), (1024, 26624)], ids=["small", "a quarter", "at most"]
+)
+def test_the_heap_is_a_quarter_of_the_memory(tmp_path: Path, gib: int, heap: int) -> None:
+    """Elasticsearch, "Set the JVM heap size": -Xms and -Xmx equal, below what compressed pointers reach."""
+    (tmp_path / "meminfo").write_text(f"MemFree:  1 kB\nMemTotal:  {gib * 2**20} kB\n")
+    script = elastic.heap(f"{tmp_path}/meminfo")
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == f"-Xms{heap}m\n-Xmx{heap}m\n"
+
+
+def test_lines_are_kept_as_long_as_the_site_says(tmp_path: Path) -> None:
+    """Elasticsearch, "Index lifecycle actions": rollover, delete; "Set up a data stream"."""
+    site = make_site(tmp_path, logs=OURS)
+    keeps, makes, shows = elastic.resources(site.head, site.settings("logs", site.head, LogsSettings))
+    assert keeps.address == "https://[2001:db8::1]:9200/_ilm/policy/provision"
+    assert keeps.body["policy"]["phases"]["delete"] == {"min_age": "336h", "actions": {"delete": {}}}
+    assert makes.body["index_patterns"] == ["filebeat-journal"]
+    assert makes.body["template"]["settings"]["index"]["lifecycle"] == {"name": "provision"}
+    # Kibana API, "Create a data view"
+    assert (shows.method, shows.body["data_view"]["title"]) == ("POST", "filebeat-journal")
+    assert "--header 'kbn-xsrf: true'" in elastic.make(shows)
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        # Elasticsearch, "Get lifecycle policies": the policy with what it had left out
+        (
+            {
+                "provision": {
+                    "version": 1,
+                    "policy": {"phases": {"hot": {"min_age": "0ms", "actions": {"x": [1]}}}},
+                }
+            },
+            0,
+        ),
+        ({"provision": {"policy": {"phases": {"hot": {"actions": {"x": [2]}}}}}}, 1),
+        ({"provision": {"policy": {"phases": {"hot": {"actions": {"x": [1, 2]}}}}}}, 1),
+        ({}, 1),
+        ([], 1),
+        (None, 1),
+    ],
+)
+def test_what_an_api_answers_is_compared_with_what_was_sent(tmp_path: Path, answer: Any, status: int) -> None:
+    wanted = {"provision": {"policy": {"phases": {"hot": {"actions": {"x": [1]}}}}}}
+    curl = tmp_path / "curl"
+    curl.write_text(f"#!/bin/sh\nprintf %s {shlex.quote('' if answer is None else json.dumps(answer))}\n")
+    curl.chmod(0o755)
+    script = elastic.is_there(elastic.Resource("", "PUT", "https://x", {}, "https://x", wanted))
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    assert subprocess.run(["sh", "-c", script], env={"PATH": path}, check=False).returncode == status
+
+
+def test_filebeat_may_add_lines_and_sets_nothing_up(tmp_path: Path) -> None:
+    site = make_site(tmp_path, logs=OURS)
+    output = filebeat.to_ours(site.head, b"pw")
+    document = yaml.safe_load(filebeat.config_yml(site, site.nodes["g1"], output))
+    # Filebeat, "Configure the Elasticsearch output", "Index lifecycle management", "Elasticsearch index template"
+    assert document["setup.ilm.enabled"] is document["setup.template.enabled"] is False
+    assert document["output.elasticsearch"] == {
+        "hosts": ["https://[2001:db8::1]:9200"],
+        "username": "provision-filebeat",
+        "password": "pw",
+        "index": "filebeat-journal",
+        "ssl": {
+            "supported_protocols": ["TLSv1.2", "TLSv1.3"],
+            "certificate_authorities": ["/etc/provision/tls/ca.crt"],
+        },
+    }
+
+
+FILEBEAT = [
+    "install gpg curl",
+    "key of elastic",
+    "write /etc/apt/sources.list.d/provision-elastic.sources",
+    "install filebeat",
+    "write /etc/filebeat/provision.yml, by filebeat test config -c {}",
+    "write /etc/systemd/system/filebeat.service.d/provision.conf",
+    "run filebeat",
+]
+
+
+def test_what_is_done_on_the_collector_with_elasticsearch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make_site(tmp_path, logs=OURS)
+    assert done_on(site, "g1", monkeypatch) == ([], FILEBEAT)
+    received, sent = done_on(site, "h1", monkeypatch)
+    assert sent == FILEBEAT
+    assert received == [
+        # Elasticsearch, "Install Elasticsearch with a Debian package"; Kibana, the same: key, entry, apt-get install
+        *FILEBEAT[:3],
+        "install elasticsearch kibana curl",
+        "write /etc/provision/elasticsearch.curl",
+        "directory /etc/elasticsearch/provision",
+        "directory /etc/elasticsearch/provision/jvm.options.d",
+        "write /etc/default/elasticsearch",
+        "write /etc/elasticsearch/provision/elasticsearch.yml",
+        "write /etc/elasticsearch/provision/users",
+        "write /etc/elasticsearch/provision/users_roles",
+        "write /etc/elasticsearch/provision/roles.yml",
+        "a heap by the node's memory",
+        "write /etc/systemd/system/elasticsearch.service.d/provision.conf",
+        "run elasticsearch",
+        "write /etc/kibana/provision.yml",
+        "write /etc/systemd/system/kibana.service.d/provision.conf",
+        "run kibana",
+        "wait: Kibana answers",
+        "how long logs are kept",
+        "what lines become",
+        "the data view in Kibana",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("on", "path"), [("debian 12", "default"), ("ubuntu 26.04", "default"), ("rocky 10", "sysconfig")]
+)
+def test_where_packages_read_their_variables_differs(on: str, path: str) -> None:
+    """Elasticsearch, "Configuring Elasticsearch": /etc/default for Debian packages, /etc/sysconfig for RPMs."""
+    profile = distribution(*on.split())
+    assert profile.path("elasticsearch.environment") == f"/etc/{path}/elasticsearch"
+    assert profile.packages("elasticsearch") == ["elasticsearch", "kibana", "curl"]
+
+
+GREEN, REFUSED = Output(0, '{"status":"green"}', ""), Output(0, "401", "")
+
+
+@dataclass
+class Answering:
+    """The collector: what systemctl and what each address answers."""
+
+    unit: str = "active"
+    health: Output = GREEN
+    stranger: Output = REFUSED
+
+    def run(self, command: str, *_: str) -> Output:
+        if command.startswith("systemctl"):
+            return Output(0, "enabled\n" if "is-enabled" in command else f"{self.unit}\n", "")
+        return self.health if "_cluster/health" in command else self.stranger
+
+
+@pytest.mark.parametrize(
+    ("host", "verdict"),
+    [
+        (Answering(), Verdict.PASS),
+        (Answering(health=Output(0, '{"status":"yellow"}', "")), Verdict.PASS),
+        (Answering(unit="inactive"), Verdict.FAIL),
+        (Answering(health=Output(0, '{"status":"red"}', "")), Verdict.FAIL),
+        (Answering(stranger=Output(0, "200", "")), Verdict.FAIL),
+        (Answering(unit=""), Verdict.UNKNOWN),
+        (Answering(health=Output(7, "", "refused")), Verdict.UNKNOWN),
+        (Answering(stranger=Output(60, "", "certificate")), Verdict.UNKNOWN),
+    ],
+)
+def test_the_collector_with_elasticsearch_is_looked_at(
+    tmp_path: Path, host: Answering, verdict: Verdict
+) -> None:
+    site = make_site(tmp_path, logs=OURS)
+    target = Target(site, site.head, "logs", Lock(), distribution("debian", "13"), host)
+    assert checks.listens.run(target).verdict is verdict

@@ -64,6 +64,7 @@ def _document(site: Site, entries: list[Entry], findings: list[Finding], started
                     "at": entry.at.isoformat(),
                     "node": entry.node,
                     "source": entry.source,
+                    "job": entry.job,
                     "priority": entry.priority,
                     "message": entry.message,
                 }

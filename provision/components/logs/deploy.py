@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 from provision.components.certificates import exports as certificates
-from provision.components.logs import exports, filebeat, loki
-from provision.components.logs.settings import ElasticsearchSettings, LogsSettings
+from provision.components.logs import elastic, exports, filebeat, loki
+from provision.components.logs.settings import LogsSettings
+from provision.components.prometheus.exports import curl_config
 from provision.components.vendor import ELASTIC, GRAFANA, repository
 from provision.engine import ops
 from provision.engine.deploy import Context, step
@@ -31,12 +35,60 @@ def _alloy(on: Context, to: Node) -> None:
     ops.unit(loki.ALLOY, reads=[dropin, loki.ALLOY_CONFIG, certificates.CERTIFICATE])
 
 
-def _filebeat(on: Context, to: ElasticsearchSettings) -> None:
+def _elasticsearch(on: Context) -> None:
+    repository(on, ELASTIC)
+    ops.packages(*on.profile.packages("elasticsearch"))
+    _private(elastic.CURL, curl_config(on.secrets[elastic.PASSWORD]))
+    dropin = exports.dropin_path(f"{elastic.SERVER}.service")
+    environment = on.profile.path("elasticsearch.environment")
+    config = f"{elastic.FOLDER}/elasticsearch.yml"
+    ops.directory(elastic.FOLDER, mode="770", group=elastic.SERVER)  # it keeps its keystore here, too
+    ops.directory(f"{elastic.FOLDER}/jvm.options.d")
+    ops.file(environment, elastic.environment())
+    ops.file(config, elastic.elasticsearch_yml(on.site, on.node))
+    # It looks at these every five seconds.
+    _private(f"{elastic.FOLDER}/users", elastic.users(on.secrets), group=elastic.SERVER)
+    ops.file(f"{elastic.FOLDER}/users_roles", elastic.users_roles())
+    ops.file(f"{elastic.FOLDER}/roles.yml", elastic.roles_yml())
+    ops.ensure(
+        "a heap by the node's memory",
+        test=f'[ "$(cat {elastic.HEAP} 2>/dev/null)" = "$({elastic.heap()})" ] || exit 1',
+        make=f"({elastic.heap()}) >{elastic.HEAP}.new && mv -f {elastic.HEAP}.new {elastic.HEAP}",
+        owns=(elastic.HEAP,),
+    )
+    ops.file(dropin, elastic.dropin())
+    ops.unit(elastic.SERVER, reads=[dropin, environment, config, elastic.HEAP, certificates.CERTIFICATE])
+
+
+def _kibana(on: Context) -> None:
+    dropin = exports.dropin_path(f"{elastic.KIBANA}.service")
+    _private(elastic.KIBANA_CONFIG, elastic.kibana_yml(on.node, on.secrets), group=elastic.KIBANA)
+    ops.file(dropin, elastic.kibana_dropin())
+    ops.unit(elastic.KIBANA, reads=[dropin, elastic.KIBANA_CONFIG, certificates.CERTIFICATE])
+    ops.wait("Kibana answers", test=elastic.answers(on.node), timeout=300)
+    for resource in elastic.resources(on.node, on.settings(LogsSettings)):
+        ops.ensure(
+            resource.title,
+            test=elastic.is_there(resource),
+            make=elastic.make(resource),
+            stdin=json.dumps(resource.body).encode(),
+            requires="curl",
+        )
+
+
+def _private(path: str, content: str, group: str | None = None) -> None:
+    """A file with passwords, for root alone or for a service besides."""
+    if group is None:
+        ops.file(path, content, mode="600", secret=True)
+    else:
+        ops.file(path, content, mode="640", group=group, secret=True)
+
+
+def _filebeat(on: Context, output: dict[str, Any]) -> None:
     repository(on, ELASTIC)
     ops.packages(*on.profile.packages("filebeat"))
     dropin = exports.dropin_path(f"{filebeat.UNIT}.service")
-    key = reveal(on.site, to.api_key, "logs.elasticsearch.api_key")
-    config = filebeat.config_yml(on.site, on.node, to, key)
+    config = filebeat.config_yml(on.site, on.node, output)
     ops.file(filebeat.CONFIG, config, mode="600", secret=True, validate="filebeat test config -c {}")
     ops.file(dropin, filebeat.dropin())
     ops.unit(filebeat.UNIT, reads=[dropin, filebeat.CONFIG])
@@ -47,7 +99,11 @@ def receive(on: Context) -> None:
     gathers = exports.collector(on.site)
     if gathers is None or gathers.name != on.node.name:
         return
-    if exports.elasticsearch(on.site) is not None:
+    if exports.elsewhere(on.site) is not None:
+        return
+    if exports.by_elasticsearch(on.site):
+        _elasticsearch(on)
+        _kibana(on)
         return
     if exports.by_loki(on.site):
         _loki(on)
@@ -72,9 +128,13 @@ def receive(on: Context) -> None:
 @step("*", after=[("certificates", "self")])
 def send(on: Context) -> None:
     to = exports.collector(on.site)
-    elsewhere = exports.elasticsearch(on.site)
-    if elsewhere is not None:
-        _filebeat(on, elsewhere)
+    elsewhere = exports.elsewhere(on.site)
+    if elsewhere is not None and elsewhere.api_key is not None:
+        key = reveal(on.site, elsewhere.api_key, "logs.elasticsearch.api_key")
+        _filebeat(on, filebeat.to_theirs(elsewhere, key))
+        return
+    if to is not None and exports.by_elasticsearch(on.site):
+        _filebeat(on, filebeat.to_ours(to, on.secrets[elastic.WRITER_PASSWORD]))
         return
     if to is not None and exports.by_loki(on.site):
         _alloy(on, to)

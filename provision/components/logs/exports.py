@@ -12,8 +12,9 @@ from typing import Any
 
 from provision.components.certificates import exports as certificates
 from provision.components.exported import Port
-from provision.components.logs import loki
+from provision.components.logs import elastic, labels, loki
 from provision.components.logs.settings import ElasticsearchSettings, LogsSettings
+from provision.engine.deploy import Secret
 from provision.site.models import Node, Site
 from provision.site.names import bracketed
 from provision.site.problem import Problem
@@ -45,20 +46,38 @@ def by_loki(site: Site) -> bool:
     return isinstance(section, LogsSettings) and section.loki is not None
 
 
-def elasticsearch(site: Site) -> ElasticsearchSettings | None:
-    """The site's own Elasticsearch, where logs go there."""
+def by_elasticsearch(site: Site) -> bool:
+    """Whether logs go to an Elasticsearch on the collector."""
+    section = _elasticsearch(site)
+    return section is not None and not section.hosts
+
+
+def elsewhere(site: Site) -> ElasticsearchSettings | None:
+    """The Elasticsearch that the site has, where logs go there."""
+    section = _elasticsearch(site)
+    return section if section is not None and section.hosts else None
+
+
+def _elasticsearch(site: Site) -> ElasticsearchSettings | None:
     section = site.section("logs")
     return section.elasticsearch if isinstance(section, LogsSettings) else None
 
 
+def SECRETS(site: Site) -> tuple[Secret, ...]:
+    return elastic.SECRETS if by_elasticsearch(site) else ()
+
+
 def PORTS(site: Site) -> tuple[Port, ...]:
-    if elasticsearch(site) is not None:
+    if elsewhere(site) is not None:
         return ()
-    return (
-        (Port(loki.PORT, "monitor", "Loki"),)
-        if by_loki(site)
-        else (Port(PORT, "monitor", "journals of nodes"),)
-    )
+    if by_elasticsearch(site):
+        return (
+            Port(elastic.PORT, "monitor", "Elasticsearch"),
+            Port(elastic.KIBANA_PORT, "monitor", "Kibana"),
+        )
+    if by_loki(site):
+        return (Port(loki.PORT, "monitor", "Loki"),)
+    return (Port(PORT, "monitor", "journals of nodes"),)
 
 
 def dropin_path(unit: str) -> str:
@@ -149,7 +168,7 @@ def keeper_units(settings: LogsSettings) -> dict[str, str]:
 
 def problems(site: Site) -> Iterator[Problem]:
     """`logs` needs somebody to gather them."""
-    if collector(site) is None and elasticsearch(site) is None:
+    if collector(site) is None and elsewhere(site) is None:
         yield Problem(
             "logs-collector", ("logs",), why="no node has the role monitor", action="give the head that role"
         )
@@ -186,6 +205,7 @@ class Entry:
     source: str  # what it calls itself, or its unit
     priority: int | None
     message: str
+    job: str | None = None  # of Slurm, where the line names one
 
 
 _FIELDS = "_HOSTNAME,_SYSTEMD_UNIT,SYSLOG_IDENTIFIER,PRIORITY,MESSAGE"
@@ -226,12 +246,14 @@ def _entry(fields: Any) -> Entry:
         raise ValueError(f"expected an entry of a journal, read {str(fields)[:80]}")
     unit = _text(fields.get("_SYSTEMD_UNIT")).removesuffix(".service")
     priority = _text(fields.get("PRIORITY"))
+    source, message = _text(fields.get("SYSLOG_IDENTIFIER")) or unit, _text(fields.get("MESSAGE"))
     return Entry(
         datetime.fromtimestamp(int(fields["__REALTIME_TIMESTAMP"]) / 1e6, UTC),
         _text(fields.get("_HOSTNAME")),
-        _text(fields.get("SYSLOG_IDENTIFIER")) or unit,
+        source,
         int(priority) if priority.isdecimal() else None,
-        _text(fields.get("MESSAGE")),
+        message,
+        labels.job(source, message),
     )
 
 

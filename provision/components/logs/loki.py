@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import json
-import re
 
 import yaml
 
 from provision.components.certificates import exports as certificates
+from provision.components.logs import labels
 from provision.components.logs.settings import LogsSettings
 from provision.site.models import Node, Site
 from provision.site.names import bracketed
@@ -19,20 +19,12 @@ PORT = 3100
 LOKI, ALLOY = "loki", "alloy"  # units
 CONFIG = "/etc/loki/provision.yml"
 ALLOY_CONFIG = "/etc/alloy/provision.alloy"
-_HOURS = {"d": 24, "week": 168, "month": 730, "year": 8766}
 _BACKLOG = "168h"  # a node that was away for a week still sends what it logged
 
 
 def url(node: Node) -> str:
     """Where Loki is reached, also on its own node."""
     return f"https://{bracketed(node.address or node.name)}:{PORT}"
-
-
-def retention(settings: LogsSettings) -> str:
-    """journald's "2month" as Loki writes it: "1460h"."""
-    found = re.fullmatch(r"(\d+)(d|week|month|year)s?", settings.retention)
-    assert found is not None, "checked with the site file"
-    return f"{int(found[1]) * _HOURS[found[2]]}h"
 
 
 def loki_yml(node: Node, settings: LogsSettings) -> str:
@@ -81,7 +73,7 @@ def loki_yml(node: Node, settings: LogsSettings) -> str:
             ]
         },
         "limits_config": {
-            "retention_period": retention(settings),
+            "retention_period": settings.hours,
             "reject_old_samples_max_age": _BACKLOG,
             "allow_structured_metadata": True,
         },
@@ -96,7 +88,7 @@ def loki_yml(node: Node, settings: LogsSettings) -> str:
 
 
 def alloy(site: Site, node: Node, to: Node) -> str:
-    """What a node sends: its journal, labelled by node and unit; the job of Slurm's lines beside it.
+    """What a node sends: its journal, labelled by node and unit; the job of Slurm's and the kernel's lines beside it.
 
     Alloy, "loki.source.journal", "loki.relabel", "loki.process" (stage.structured_metadata: a label for each job would
     be too many), "loki.write" (max_backoff_retries 0: as often as it takes).
@@ -109,6 +101,18 @@ def alloy(site: Site, node: Node, to: Node) -> str:
             ("__journal__transport", "transport"),
             ("__journal_priority_keyword", "level"),
         )
+    )
+    jobs = "\n".join(
+        f"""  stage.match {{
+    selector = {_quoted(selector)}
+    stage.regex {{
+      expression = {_quoted(labels.GO)}
+    }}
+    stage.structured_metadata {{
+      values = {{slurm_job = ""}}
+    }}
+  }}"""
+        for selector in ('{unit=~"slurm.+"}', '{transport="kernel"}')
     )
     return f"""logging {{
   level = "warn"
@@ -123,19 +127,11 @@ loki.source.journal "node" {{
   max_age       = "{_BACKLOG}"
   relabel_rules = loki.relabel.journal.rules
   labels        = {{cluster = {_quoted(site.cluster)}, node = {_quoted(node.name)}}}
-  forward_to    = [loki.process.slurm.receiver]
+  forward_to    = [loki.process.jobs.receiver]
 }}
 
-loki.process "slurm" {{
-  stage.match {{
-    selector = "{{unit=~\\"slurm.+\\"}}"
-    stage.regex {{
-      expression = "(?i)\\\\bjob(?:id)?[=: ]+(?P<slurm_job>\\\\d+)"
-    }}
-    stage.structured_metadata {{
-      values = {{slurm_job = ""}}
-    }}
-  }}
+loki.process "jobs" {{
+{jobs}
   forward_to = [loki.write.collector.receiver]
 }}
 

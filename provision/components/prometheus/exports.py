@@ -86,13 +86,13 @@ def web_yml(unit: str, password: bytes) -> str:
     _, key = certificates.credentials(unit)
     document = {
         "tls_server_config": {"cert_file": certificates.CERTIFICATE, "key_file": key, "min_version": "TLS12"},
-        "basic_auth_users": {USER: _hashed(password)},
+        "basic_auth_users": {USER: hashed(password)},
     }
     return yaml.safe_dump(document, sort_keys=False)
 
 
 @cache
-def _hashed(password: bytes) -> str:
+def hashed(password: bytes) -> str:
     """bcrypt with a salt that follows from the password, so that the same file comes out again.
 
     The password is 256 random bits: neither a salt of its own nor more rounds would make it harder to guess.
@@ -376,7 +376,7 @@ def alertmanager_dropin(binary: str, data: str, unit: str, site: Site, node: Nod
 
 _UNITS = (
     "ssh|sshd|munge|slurmd|slurmctld|slurmdbd|slurmrestd|mariadb|chrony|chronyd|docker|containerd|"
-    "nvidia-.+|prometheus.*|grafana-server|systemd-journal-(upload|remote)|loki|alloy|filebeat|provision-.+"
+    "nvidia-.+|prometheus.*|grafana-server|systemd-journal-(upload|remote)|loki|alloy|filebeat|elasticsearch|kibana|provision-.+"
 )
 
 
