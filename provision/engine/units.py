@@ -90,9 +90,11 @@ def actions(
         todo.append("disable")
     if not wanted.running:
         return [*todo, "stop"] if active else todo
-    # "activating", too, but what has just died of something and is tried again in a while does not run
-    if not active or properties.get("SubState", "").startswith("auto-restart"):
+    if not active:
         return [*todo, "start"]
+    # "activating", but it has just died, and is tried again in a while: a start would wait for that
+    if properties.get("SubState", "").startswith("auto-restart"):
+        return [*todo, "restart"]
     if wanted.keep:
         return ["daemon-reload", *todo] if rewritten and "daemon-reload" not in todo else todo
     started = max((moment for moment in (entered(properties), loaded) if moment is not None), default=0.0)

@@ -39,8 +39,13 @@ def test_properties_are_read_as_systemctl_prints_them() -> None:
         ({"ActiveState": "failed"}, RUN, {}, ["start"]),
         ({"ActiveState": "activating", "SubState": "start"}, RUN, {}, []),
         # systemd waits before it tries again: the service has died, and its unit is "activating" meanwhile
-        ({"ActiveState": "activating", "SubState": "auto-restart"}, RUN, {"newest": STARTED - 1}, ["start"]),
-        ({"ActiveState": "activating", "SubState": "auto-restart-queued"}, RUN, {}, ["start"]),
+        (
+            {"ActiveState": "activating", "SubState": "auto-restart"},
+            RUN,
+            {"newest": STARTED - 1},
+            ["restart"],
+        ),
+        ({"ActiveState": "activating", "SubState": "auto-restart-queued"}, RUN, {}, ["restart"]),
         (
             {"ActiveState": "activating", "SubState": "auto-restart", "UnitFileState": "disabled"},
             Wanted(False, False, False, False),
