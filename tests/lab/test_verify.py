@@ -176,6 +176,11 @@ def test_an_interrupt_ends_at_once_and_leaves_no_connection(lab: Lab, site: Path
         while any(Path(f"/proc/{child}").exists() for child in children):
             assert time.monotonic() - begin < 15, "ssh is still there"
             time.sleep(0.2)
+    told = subprocess.run([*PROVISION, "report", str(site), "--json"], capture_output=True, text=True)
+    assert told.returncode == 130, told.stderr
+    nodes = json.loads(told.stdout)["nodes"]
+    assert nodes["lab-gpu-1"]["reason"] == "verify-ended: interrupted"
+    assert nodes[line.partition(":")[0]]["verdict"] == "pass"
 
 
 def _children(pid: int) -> list[int]:
