@@ -24,6 +24,7 @@ from provision.engine.facts import ask, connector, read
 from provision.engine.record import OperationFailed
 from provision.engine.replace import replace
 
+MARK = "Written by provision"  # in the header of every text file that is ours
 _DIFF_LINES = 200
 _LOADED = "/var/lib/provision/loaded"  # one stamp a unit: when it was last told to reload
 
@@ -399,7 +400,7 @@ def _headed(content: str, comment: str | None) -> str:
     """`content` with the line that says who writes this file; after a `#!` line where there is one."""
     if comment is None:
         return content
-    line = f"{comment} Written by provision; changes made here are undone. Change the site file instead.\n"
+    line = f"{comment} {MARK}; changes made here are undone. Change the site file instead.\n"
     if content.startswith("#!"):
         first, _, rest = content.partition("\n")
         return f"{first}\n{line}{rest}"

@@ -17,6 +17,8 @@ from pydantic import ValidationError
 
 from provision.components.slurm import acceptance, accounting, checks, deploy, exports, lint
 from provision.components.slurm.settings import Qos, SlurmSettings
+from provision.engine import facts, ops
+from provision.engine.record import OperationFailed
 from provision.engine.remote import Output
 from provision.profiles import distribution
 from provision.profiles.gpu import all_models
@@ -391,6 +393,39 @@ def test_a_slurm_conf_that_slurm_refuses_is_not_put_in_place(tmp_path: Path) -> 
     assert (ran.returncode, ran.stderr) == (1, "fatal: bad line\n")
     assert (tmp_path / "slurm.conf").read_text() == "ClusterName=old\n"
     assert sorted(each.name for each in tmp_path.iterdir()) == ["scontrol", "slurm.conf"]
+
+
+OLD = "ClusterName=old\nStateSaveLocation=/var/spool/slurmctld\nNodeName=g1\n"
+
+
+@pytest.mark.parametrize(
+    ("answers", "known"),
+    [
+        ({"scontrol": "NodeName=g1 Arch=x\nNodeName=g2 Arch=x\n"}, {"g1", "g2"}),
+        ({}, set()),  # a bare machine
+        (
+            {"cat": "ClusterName=sample\nStateSaveLocation=/var/spool/x\n"},
+            set(),
+        ),  # a package's own, never used
+        ({"cat": OLD, "[": ""}, None),
+        ({"cat": f"# {ops.MARK}; x\n{OLD}", "[": ""}, set()),
+        ({"cat": f"{OLD}NodeName=g2 Reason={exports.AWAITING}\n", "[": ""}, set()),
+    ],
+)
+def test_nodes_of_a_slurmctld_that_does_not_answer_are_not_taken_for_new(
+    monkeypatch: pytest.MonkeyPatch, answers: dict[str, str], known: set[str] | None
+) -> None:
+    def read(command: str) -> Output:
+        said = answers.get(command.split()[0])
+        return Output(1, "", "Unable to contact slurm controller") if said is None else Output(0, said, "")
+
+    monkeypatch.setattr(facts, "read", read)
+    if known is not None:
+        assert deploy._known_to_slurmctld() == known
+        return
+    with pytest.raises(OperationFailed, match=r"does not answer: Unable to contact") as failure:
+        deploy._known_to_slurmctld()
+    assert "start slurmctld as it was" in str(failure.value.advice)
 
 
 # Logins with a job

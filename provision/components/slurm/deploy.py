@@ -255,9 +255,24 @@ def _lines(names: Sequence[str]) -> str:
 
 
 def _known_to_slurmctld() -> set[str]:
-    """The nodes of a slurmctld that ran before this tool came."""
+    """The nodes of a slurmctld that ran before this tool came; none where there was none.
+
+    Raises OperationFailed where there was one that does not answer: its nodes would be taken for new, and drained.
+    """
     answer = facts.read("scontrol -o show nodes")  # sinfo is silent of nodes without a partition
-    return set(re.findall(r"(?m)^NodeName=(\S+)", answer.stdout)) if answer.ok else set()
+    if answer.ok:
+        return set(re.findall(r"(?m)^NodeName=(\S+)", answer.stdout))
+    conf = facts.text(exports.CONF) or ""
+    if ops.MARK in conf or exports.AWAITING in conf:  # this tool has begun already, and was interrupted
+        return set()
+    states = lint.parameter(conf, "StateSaveLocation")
+    if states is not None and facts.read(f"[ -e {quote(states)}/node_state ]").ok:
+        raise OperationFailed(
+            "nodes that slurmctld has met",
+            f"it has run here before and does not answer: {answer.stderr.strip()}",
+            f"start slurmctld as it was, and apply again; for a new cluster move {exports.CONF} away",
+        )
+    return set()
 
 
 def _programs() -> None:
