@@ -13,6 +13,7 @@ from provision.cli.common import JsonOption, print_json, refuse
 from provision.health.finding import PASS, SKIP, Finding, worst
 from provision.inspect.judge import Judged, details, expectations
 from provision.inspect.judge import inspect as judge_files
+from provision.inspect.text import Damaged, decode
 from provision.report.model import Document, Verdict
 from provision.report.model import Finding as Told
 from provision.report.text import printable
@@ -63,17 +64,21 @@ def inspect(
 
 
 def _content(path: Path) -> str:
-    """The text of a file; bytes that are no text are replaced, so that they can be judged as what they are."""
+    """The text of a file, unpacked where it is compressed."""
     try:
         if str(path) == "-":
-            return sys.stdin.buffer.read(MOST_BYTES).decode(errors="replace")
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
+            content = sys.stdin.buffer.read(MOST_BYTES + 1)
+        else:
+            with path.open("rb") as file:
+                content = file.read(MOST_BYTES + 1)
     except OSError as error:
         refuse(f"{path}: {error.strerror}")
     if len(content) > MOST_BYTES:
         refuse(f"{path}: larger than {MOST_BYTES >> 20} MiB; cut the time span, journalctl -k --since")
-    return content.decode(errors="replace")
+    try:
+        return decode(content, MOST_BYTES)
+    except Damaged as error:
+        refuse(f"{path}: {error}")
 
 
 def _show(judged: Judged) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,6 +12,8 @@ from provision.health.limits import load
 from provision.health.readings import Device, plain
 from provision.inspect import dcgm, facts, kernel_log, nccl, network, slurm, smi, system, together
 from provision.inspect.recording import Kind, Recording
+from provision.inspect.split import Part, is_report, parts, report_is_whole, report_sections
+from provision.inspect.text import clean, dedented
 
 KINDS: tuple[Kind, ...] = (
     *dcgm.KINDS,
@@ -26,10 +27,8 @@ KINDS: tuple[Kind, ...] = (
     *slurm.KINDS,
     *kernel_log.KINDS,
 )
+SAMPLE = 200_000  # characters: the beginning of a large file tells its kind, without dozens of ways through all of it
 _NUMBERS = ("gpus", "ports", "rate")
-_COMMAND = re.compile(r"^\$ .+$", re.MULTILINE)
-_REPORT = "Start of NVIDIA bug report log file"
-_REPORT_END = "End of NVIDIA bug report log file"
 
 
 @dataclass
@@ -47,17 +46,45 @@ class Judged:
 
 def recognise(text: str) -> Kind | None:
     """The kind of a recording, by what only this kind has; None for what is none of them."""
+    if len(text) > SAMPLE and (known := recognise(text[: text.rfind("\n", 0, SAMPLE) + 1])):
+        return known
     return next((kind for kind in KINDS if kind.is_it(text)), None)
 
 
 def read(text: str) -> list[Recording]:
-    """The recordings in a text: one, or those of a transcript (`$ command` lines) or a bug report."""
-    if _REPORT in text:
+    """The recordings in a text: one, those of a shell's session or a bug report, or several one after another."""
+    if is_report(text):
         return _report(text)
-    if len(_COMMAND.findall(text)) >= 2 or (_COMMAND.match(text) and "\n" in text.strip()):
-        return _transcript(text)
+    pieces = parts(text)
+    found = [recording for piece in pieces for recording in _read_part(piece, alone=len(pieces) == 1)]
+    return found if any(each.findings or each.node.values for each in found) else []
+
+
+def _read_part(part: Part, *, alone: bool) -> list[Recording]:
+    text = part.text
     kind = recognise(text)
-    return [_parsed(kind, text)] if kind else []
+    if kind is None and (kind := recognise(dedented(text))):
+        text = dedented(text)
+    if kind:
+        found = [_parsed(kind, text)]
+        if found[0].kind not in ("kernel messages", "fabric manager's log"):
+            found += _among(text)
+    else:
+        found = _among(text)
+        for recording in found:
+            recording.cut("lines of the kernel among others that are no recording")
+        if not found and not alone and text.strip():
+            words = f"$ {part.command}" if part.command else text.strip().splitlines()[0]
+            other = Recording(words[:60])
+            other.find(SKIP, "recording", other.kind, why="of a kind that is not judged")
+            found = [other]
+    return [replace(recording, host=part.host) for recording in found]
+
+
+def _among(text: str) -> list[Recording]:
+    """What the kernel reported, from its lines among those of something else."""
+    lines = kernel_log.reports(text)
+    return [kernel_log.parse_log("".join(f"{line}\n" for line in lines))] if lines else []
 
 
 def _parsed(kind: Kind, text: str) -> Recording:
@@ -69,40 +96,28 @@ def _parsed(kind: Kind, text: str) -> Recording:
         return found
 
 
-def _transcript(text: str) -> list[Recording]:
-    found = []
-    for part in re.split(r"^\$ (?=.)", text, flags=re.MULTILINE)[1:]:
-        command, _, answer = part.partition("\n")
-        answer = re.sub(r"^\[exit \d+\]\s*\Z", "", answer, flags=re.MULTILINE)
-        kind = recognise(answer)
-        if kind:
-            found.append(_parsed(kind, answer))
-        elif answer.strip():
-            other = Recording(f"$ {command[:60]}")
-            other.find(SKIP, "recording", other.kind, why="an answer of a kind that is not judged")
-            found.append(other)
-    return found
+_IN_REPORTS = {
+    "nvidia-smi -q",
+    "nvidia-smi -q -x",
+    "nvidia-smi",
+    "kernel messages",
+    "fabric manager's log",
+    "nvidia-smi nvlink",
+    "nvidia-smi's error",
+    "lspci",
+    "nvidia-smi topo",
+}
 
 
 def _report(text: str) -> list[Recording]:
-    found = []
     whole = Recording("nvidia-bug-report")
-    sections = re.split(r"^_{20,}\s*$", text, flags=re.MULTILINE)
+    sections = report_sections(text)
+    found = []
     for section in sections:
-        body = re.sub(r"^\*\*\* .*\n(?:\*\*\* .*\n)*", "", section.strip() + "\n")
-        kind = recognise(body) if len(body.strip()) > 20 else None
-        if kind and kind.name in (
-            "nvidia-smi -q",
-            "nvidia-smi -q -x",
-            "nvidia-smi",
-            "kernel messages",
-            "nvidia-smi nvlink",
-            "nvidia-smi's error",
-            "lspci",
-            "nvidia-smi topo",
-        ):
-            found.append(_parsed(kind, body))
-    if _REPORT_END not in text:
+        kind = recognise(section) if len(section.strip()) > 20 else None
+        if kind and kind.name in _IN_REPORTS:
+            found.append(_parsed(kind, section))
+    if not report_is_whole(text):
         whole.cut("the report has no end: cut off?")
     whole.about = f"{len(sections)} sections, {len(found)} judged"
     if not found:
@@ -130,7 +145,7 @@ def expectations(text: str | None) -> dict[str, Any]:
 
 def inspect(files: Sequence[tuple[str, str]], expect: dict[str, Any]) -> list[Judged]:
     """Judge (name, text) of all files of one call; what they tell together is the last one's."""
-    judged = [Judged(name, read(text)) for name, text in files]
+    judged = [Judged(name, read(clean(text))) for name, text in files]
     wishes = {
         key: told
         for each in judged
@@ -142,9 +157,8 @@ def inspect(files: Sequence[tuple[str, str]], expect: dict[str, Any]) -> list[Ju
     limits = load({key: told for key, told in wanted.items() if key not in ("mark", "ports", "rate")})
     for each in judged:
         for part in each.parts:
-            each.findings += part.findings
-            each.findings += judge(part.node, limits, partial=True)
-            each.findings += _expected(part, wanted)
+            told = [*part.findings, *judge(part.node, limits, partial=True), *_expected(part, wanted)]
+            each.findings += [_on_host(one, part.host) for one in told]
         each.findings = [replace(one, source=each.name) for one in each.findings]
         if not any(one.verdict != SKIP or one.check == "expectation" for one in each.findings):
             why = (
@@ -175,6 +189,12 @@ def inspect(files: Sequence[tuple[str, str]], expect: dict[str, Any]) -> list[Ju
             each.findings = [one for one in each.findings if not together.settled(one, both)]
         judged.append(Judged("together", [Recording("all files together")], both))
     return judged
+
+
+def _on_host(one: Finding, host: str | None) -> Finding:
+    if host is None:
+        return one
+    return replace(one, subject=host if one.subject == "node" else f"{host} {one.subject}")
 
 
 def _expected(part: Recording, expect: dict[str, Any]) -> list[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from provision.health.finding import FAIL, WARN
-from provision.health.kernel import events, parse
+from provision.health.kernel import event_of, events, parse
 from provision.health.readings import Device
 from provision.inspect.recording import Kind, Recording
 
@@ -13,6 +13,11 @@ from provision.inspect.recording import Kind, Recording
 def is_it(text: str) -> bool:
     lines = [line for line in text.splitlines() if line.strip()]
     return bool(lines) and len(parse(text)) * 2 >= len(lines)
+
+
+def reports(text: str) -> list[str]:
+    """The lines of `text` in a form of the kernel's messages that report an event, and those that continue one."""
+    return [line for line in text.splitlines() if event_of(line) is not None and parse(line)]
 
 
 # what daemons say in the journal: pattern -> verdict, check, advice, action
@@ -49,7 +54,7 @@ def parse_log(text: str) -> Recording:
     for pattern, verdict, check, advice, action in _DAEMONS:
         last: dict[str, re.Match[str]] = {}
         for message in messages:
-            match = re.search(pattern, message.text)
+            match = re.search(pattern, message.text) if ".service:" in message.text else None
             if match:
                 last[match[1]] = match
         for unit, match in last.items():
@@ -61,7 +66,10 @@ def parse_log(text: str) -> Recording:
     loaded = [
         match
         for message in messages
-        if (match := re.search(r"loading NVIDIA UNIX (Open )?Kernel Module .*?\s([\d.]{5,})\s", message.text))
+        if "loading NVIDIA" in message.text
+        and (
+            match := re.search(r"loading NVIDIA UNIX (Open )?Kernel Module .*?\s([\d.]{5,})\s", message.text)
+        )
     ]
     if loaded:
         found.node.values["driver_version"] = loaded[-1][2]

@@ -13,7 +13,6 @@ from provision.health.finding import FAIL, PASS, UNKNOWN, WARN
 from provision.inspect.recording import Kind, Recording
 from provision.profiles.gpu import Shape, gpu_profile
 
-_PREFIX = re.compile(r"^(?:\[[\d,]+\]<std(?:out|err)>:\s?|\d+: )")
 _ROW = re.compile(
     r"\s*(\d+)\s+(\d+)\s+(\w+)\s+(\w+)?\s*(-?\d+)?\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+(\S+)"
     r"(?:\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+(\S+))?(?:\s+\d+)?\s*"
@@ -32,20 +31,15 @@ class Row:
 
 def is_tests(text: str) -> bool:
     return bool(
-        _HEAD.search(_stripped(text))
+        _HEAD.search(text)
         or re.search(r"Collective test starting|nccl-tests version|^# nThread \d+ nGpus", text, re.MULTILINE)
     )
 
 
-def _stripped(text: str) -> str:
-    return "\n".join(_PREFIX.sub("", line) for line in text.splitlines())
-
-
 def parse_tests(text: str) -> Recording:
     found = Recording("nccl-tests")
-    plain = _stripped(text)
     rows, devices = [], {}
-    for line in plain.splitlines():
+    for line in text.splitlines():
         device = _DEVICE.match(line)
         row = _ROW.fullmatch(line)
         if device:
@@ -56,8 +50,8 @@ def parse_tests(text: str) -> Recording:
             )
             if row[12] and row[13]:
                 rows.append(Row(int(row[1]), 0.0, row[13]))
-    _correct(found, plain, rows)
-    failure = re.search(r"Test (?:NCCL |CUDA )?failure[^\n]*", plain)
+    _correct(found, text, rows)
+    failure = re.search(r"Test (?:NCCL |CUDA )?failure[^\n]*", text)
     if failure:
         found.find(
             FAIL,
@@ -68,7 +62,7 @@ def parse_tests(text: str) -> Recording:
             action="drain",
             advice="NCCL_DEBUG=INFO; are the GPUs idle?",
         )
-    average = re.search(r"Avg bus bandwidth\s*:\s*([\d.]+)", plain)
+    average = re.search(r"Avg bus bandwidth\s*:\s*([\d.]+)", text)
     measured = [row for row in rows if row.busbw]
     if not rows:
         found.find(
@@ -89,7 +83,7 @@ def parse_tests(text: str) -> Recording:
             max(measured, key=lambda row: row.size),
             max(row.busbw for row in measured),
             devices,
-            plain,
+            text,
             average[1],
         )
     hosts = len({host for host, _ in devices.values()})

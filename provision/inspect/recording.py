@@ -20,6 +20,7 @@ class Recording:
     findings: list[Finding] = field(default_factory=list)
     about: str = ""  # what it holds: "2 GPUs, driver 580.159.04"
     data: Any = None  # what rules over several recordings need
+    host: str | None = None  # where each line of the file names it
 
     def cut(self, why: str) -> None:
         """Say that the recording is not whole: nothing that it seems to say is a reason to call a node well."""

@@ -591,6 +591,17 @@ def parse_error(text: str) -> Recording:
     if lost:
         gpus = [_gpu(int(each[1][:9]), {"name": each[2], "uuid": each[3]}, found.kind) for each in listed]
         found.node = Device("node", {"lost": lost, "gpus": gpus}, found.kind)
+        for bus, words in _LOST.findall(text):
+            if "requires reset" in words:
+                found.find(
+                    FAIL,
+                    "recovery-action",
+                    f"GPU {_full(bus)}",
+                    words,
+                    "None",
+                    action="reset",
+                    advice=ADVICE["reset"],
+                )
         found.about = f"{len(gpus)} GPUs and {len(lost)} lost"
         return found
     library = re.search(r"NVML library version: ([\d.]+)", text)
@@ -750,22 +761,20 @@ def _link_error(gpu: Device, number: int, kind: str, told: str) -> None:
 
 # ---- topo
 
-_ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _CELL = re.compile(r"X|SYS|NODE|PHB|PXB|PIX|PSB|NV\d+|OK|CNS|GNS|TNS|NS|U|DR|N/A")
 
 
 def is_topo(text: str) -> bool:
     return (
         re.search(
-            r"^\s*(?:GPU\d+[ \t]+)+(?:(?:NIC|mlx|ib|CPU|NUMA)\S*|$|\s)", _ESCAPE.sub("", text), re.MULTILINE
+            r"^\s*GPU\d+(?:[ \t]+GPU\d+)*[ \t]*(?:(?:NIC|mlx|ib|CPU|NUMA)\S*[^\n]*)?$", text, re.MULTILINE
         )
         is not None
     )
 
 
 def parse_topo(text: str) -> Recording:
-    plain = _ESCAPE.sub("", text)
-    lines = plain.splitlines()
+    lines = text.splitlines()
     at = next(number for number, line in enumerate(lines) if re.match(r"\s*GPU\d+", line))
     columns = re.findall(r"(?:GPU|NIC)\d+|mlx\d_\w+", lines[at].partition("CPU Affinity")[0])
     matrix: dict[str, dict[str, str]] = {}

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from provision.cli import verbs
 from provision.health.finding import FAIL, PASS, SKIP, UNKNOWN, WARN, Finding
 from provision.inspect.judge import KINDS, expectations, inspect, recognise, verdict
+from provision.inspect.text import clean
 
 app = typer.Typer()
 verbs.register(app, [])
@@ -267,7 +268,7 @@ def overall(text: str, **expect: Any) -> str:
 @pytest.mark.parametrize("name", WELL)
 def test_what_is_well_is_recognised_and_has_no_false_alarm(name: str) -> None:
     kind, text = WELL[name]
-    known = recognise(text)
+    known = recognise(clean(text))
     assert known is not None
     assert known.name == kind
     assert bad(text) == []
