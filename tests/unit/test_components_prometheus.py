@@ -341,6 +341,41 @@ def test_where_nothing_listens_that_is_known(
     assert (found.why or found.read or "").endswith(said if verdict is Verdict.UNKNOWN else "nothing listens")
 
 
+FILES = [exports.CONFIG, *exports.rules()]
+STATS = [f"100.5 {path}" for path in FILES]
+
+
+@pytest.mark.parametrize(
+    ("accepted", "rc", "stats", "verdict", "read"),
+    [
+        (1, 0, STATS, Verdict.PASS, "loaded"),
+        (0, 0, STATS, Verdict.FAIL, "refused"),
+        (1, 0, [*STATS[:-1], f"300 {FILES[-1]}"], Verdict.FAIL, "older than its files"),
+        (1, 1, STATS[:-1], Verdict.FAIL, FILES[-1]),  # it goes on with what it has read, until the next start
+        (1, 1, [], Verdict.PASS, "loaded"),  # set up by others: it reads other files
+        (1, 127, [], Verdict.UNKNOWN, None),
+    ],
+)
+def test_a_configuration_is_loaded_where_its_files_are_there_and_no_younger(
+    tmp_path: Path, accepted: int, rc: int, stats: list[str], verdict: Verdict, read: str | None
+) -> None:
+    metrics = (
+        f"prometheus_config_last_reload_successful {accepted}\n"
+        "prometheus_config_last_reload_success_timestamp_seconds 200\n"
+    )
+
+    def run(command: str) -> SimpleNamespace:
+        if "curl" in command:
+            return SimpleNamespace(rc=0, stdout=metrics, stderr="")
+        return SimpleNamespace(rc=rc, stdout="".join(f"{line}\n" for line in stats), stderr="stat: x")
+
+    site, profile = make_site(tmp_path), distribution("debian", "13")
+    at = Target(site, site.head, "prometheus", Lock(), profile, SimpleNamespace(run=run))
+    found = checks.config_loaded.run(at)
+    assert found.verdict is verdict
+    assert (found.read or "").endswith(read or "")
+
+
 def test_rules_and_alertmanagers_are_read() -> None:
     text = answer(
         groups=[{"name": "a", "rules": [{"name": "X", "health": "err", "lastError": "bad"}, {"name": "Y"}]}]

@@ -222,10 +222,20 @@ def _loaded(at: Target, name: str, port: int, read: tuple[str, ...]) -> Found:
     loaded = samples.get(f"{name}_config_last_reload_success_timestamp_seconds")
     if accepted is None or loaded is None:
         return unknown(f"no {name}_config_last_reload_successful in its metrics", source=address)
-    files = at.host.run(f"stat -c %.Y -- {shlex.join(read)}")
+    files = at.host.run(f"LC_ALL=C stat -c '%.Y %n' -- {shlex.join(read)}")
+    if files.rc not in (0, 1):
+        return unknown(files.stderr.strip() or f"stat: exit {files.rc}", source="stat")
+    written = {
+        path: float(moment) for moment, path in (line.split(" ", 1) for line in files.stdout.splitlines())
+    }
+    missing = [path for path in read if path not in written]
     # A server that this tool did not set up reads other files: then only its own word counts.
-    changed = max(map(float, files.stdout.split())) if files.rc == 0 else 0.0
-    state = "refused" if accepted != 1 else "older than its files" if loaded < changed else "loaded"
+    if written and missing:
+        state = f"is of files that are gone: {', '.join(missing)}"
+    elif accepted != 1:
+        state = "refused"
+    else:
+        state = "older than its files" if loaded < max(written.values(), default=0.0) else "loaded"
     unit = at.profile.unit(name)
     return expect(
         f"configuration {state}",
