@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,11 @@ from pydantic import ValidationError
 
 from provision.components.storage import checks, deploy, exports
 from provision.components.storage.settings import StorageSettings
+from provision.profiles import distribution
+from provision.report.model import Verdict
+from provision.site.lock import Lock
 from provision.site.models import Site, SiteFile
+from provision.verify.check import Target
 
 GROUPS: dict[str, Any] = {
     "head": {"hosts": "h1", "addresses": "192.0.2.1", "roles": ["head"]},
@@ -196,8 +201,6 @@ def findmnt(source: str, kind: str) -> str:
         ("h2:/home", "fuse.glusterfs", exports.Mounted("/home", "h1:/home", "glusterfs", ""), False),
         ("nas:/e", "nfs4", exports.Mounted("/e", "nas:/e", "nfs", ""), True),
         ("nas:/e", "cifs", exports.Mounted("/e", "nas:/e", "nfs", ""), False),
-        ("/dev/sda1[/srv/x]", "ext4", exports.Mounted("/x", "/srv/x", "none", ""), True),
-        ("/dev/sda1", "ext4", exports.Mounted("/x", "/srv/x", "none", ""), False),
     ],
 )
 def test_what_is_mounted_is_compared_with_what_was_wanted(
@@ -247,3 +250,29 @@ def test_a_home_that_hangs_is_asked_for_keys_only_where_there_are_none_yet(
     script = deploy._KEYS_TEST.format(user="ops", file=file, below=f"{tmp_path}/homes/?*")
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     assert subprocess.run(["sh", "-c", script], env=path, stderr=subprocess.DEVNULL).returncode == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "stats", "rc", "verdict"),
+    [
+        ("/dev/sda1[/srv/provision/home]", "2049:7 2049:7", 0, Verdict.PASS),
+        ("/dev/sdb1[/provision/home]", "2065:7 2065:7", 0, Verdict.PASS),  # /srv is a file system of its own
+        ("/dev/sda1[/srv/other]", "2049:9 2049:7", 0, Verdict.FAIL),
+        ("/dev/sda1[/srv/provision/home]", "2049:7", 1, Verdict.FAIL),  # its source is gone
+        ("/dev/sda1[/srv/provision/home]", "", 124, Verdict.UNKNOWN),
+    ],
+)
+def test_the_server_sees_the_folder_that_it_serves_wherever_that_lies(
+    tmp_path: Path, source: str, stats: str, rc: int, verdict: Verdict
+) -> None:
+    site = make_site(tmp_path, shared=["/home"])
+
+    def run(command: str) -> SimpleNamespace:
+        if "findmnt" in command:
+            listed = {"filesystems": [{"target": "/home", "source": source, "fstype": "ext4"}]}
+            return SimpleNamespace(rc=0, stdout=json.dumps(listed), stderr="")
+        return SimpleNamespace(rc=rc, stdout=stats, stderr="")
+
+    profile = distribution("debian", "13")
+    at = Target(site, site.head, "storage", Lock(), profile, SimpleNamespace(run=run))
+    assert checks.mounted.run(at).verdict is verdict

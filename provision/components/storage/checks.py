@@ -32,11 +32,15 @@ def parse_findmnt(text: str) -> Actual | None:
 def same_mount(actual: Actual, wanted: exports.Mounted) -> bool:
     """Whether `actual` is what was wanted: FUSE types carry a prefix, NFS comes as nfs4, sources vary in slashes."""
     kind = actual.type.removeprefix("fuse.")
-    if wanted.type == "none":
-        return "[" in actual.source and actual.source.endswith(f"{wanted.source}]")
     if wanted.type == "nfs":
         kind = kind.removesuffix("4")
     return kind == wanted.type and _plain(actual.source) == _plain(wanted.source)
+
+
+def same_folder(text: str) -> bool:
+    """Whether two folders are one, by `stat -c %d:%i` of both: a bind mount and its source."""
+    identities = text.split()
+    return len(identities) == 2 and len(set(identities)) == 1
 
 
 def _plain(source: str) -> str:
@@ -81,7 +85,14 @@ def mounted(at: Target) -> Found:
         if found.rc not in (0, 1):
             return unknown(f"findmnt: {found.stderr.strip() or f'exit {found.rc}'}", source="findmnt")
         actual = parse_findmnt(found.stdout)
-        right = right and actual is not None and same_mount(actual, each)
+        if actual is not None and each.type == "none":
+            # what findmnt says of it depends on the file system that its source lies on
+            both = at.host.run(f"timeout 20 stat -c %d:%i -- {quote(each.path)} {quote(each.source)}")
+            if both.rc not in (0, 1):
+                return unknown(f"stat: {both.stderr.strip() or f'exit {both.rc}'}", source="stat")
+            right = right and same_folder(both.stdout)
+        else:
+            right = right and actual is not None and same_mount(actual, each)
         read.append(f"{each.path} {actual.source} {actual.type}" if actual else f"{each.path} not mounted")
     return Found(
         Verdict.PASS if right else Verdict.FAIL,
