@@ -76,6 +76,7 @@ class GpuProfile(Settings):
     architecture: Architecture
     pci: list[int] = Field(min_length=1)  # device ids of vendor 10de
     memory: int = Field(gt=0)  # MiB, as the driver counts it
+    hbm: bool = True  # its memory, which tells its temperature
     nvlinks: int = Field(0, ge=0)  # of one GPU; 0: none, or only those of a bridge
     nvlink_gbs: float | None = Field(None, gt=0)  # GB/s of one link, as `nvidia-smi nvlink -s` says it
     mig: dict[str, int] = Field(default_factory=dict)  # kind of slice, "1g.10gb" -> how many one GPU holds

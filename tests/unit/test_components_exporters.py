@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 
 from provision.components.dcgm_exporter import checks as dcgm_checks
 from provision.components.dcgm_exporter import exports as dcgm
 from provision.components.exported import scrapes
+from provision.components.ipmi_exporter import checks as ipmi_checks
 from provision.components.ipmi_exporter import exports as ipmi
 from provision.components.slurm_exporter import metrics
+from provision.engine.remote import Output
+from provision.profiles import distribution
+from provision.report.model import Verdict
+from provision.site.lock import Lock
 from provision.site.models import Site, SiteFile
+from provision.verify.check import Target
 
 NODES = {
     "nodes": [
@@ -156,6 +163,59 @@ def test_a_source_that_answers_nonsense_is_named_and_the_others_go_on(text: str)
     assert registry.get_sample_value("slurm_controller_threads") == 3
 
 
+SOURCES = {name: command for name, command, _ in metrics.SOURCES}
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        pytest.param(["/nowhere/squeue"], id="absent"),
+        pytest.param(["sleep", "5"], id="hangs"),
+        pytest.param(["printf", "slurm_load: error \\377\n"], id="garbage"),
+    ],
+)
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_source_may_be_away_hang_or_talk_nonsense_and_a_metric_says_so(
+    source: str, broken: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "DEADLINE", 0.2)
+
+    def run(command: Sequence[str]) -> str:
+        return metrics.ask(broken) if tuple(command) == SOURCES[source] else answer(command)
+
+    registry, failures = metrics.collect(run)
+    assert failures.keys() == {source}
+    for name in SOURCES:
+        up = registry.get_sample_value("slurm_source_up", {"source": name})
+        assert up == (0 if name == source else 1), name
+    assert b"slurm_collected_timestamp_seconds" in generate_latest(registry)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["g1", "\ud800"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+SHAPES = {
+    "nodes": ("name", "state", "gres", "gres_used", "reason"),
+    "jobs": ("job_state", "account", "partition", "tres_alloc_str", "tres_req_str", "eligible_time"),
+    "statistics": tuple(metrics.STATISTIC),
+}
+
+
+@given(st.sampled_from(sorted(SHAPES)), st.data())
+def test_no_answer_of_another_shape_stops_the_exporter(source: str, data: st.DataObject) -> None:
+    inner = data.draw(st.dictionaries(st.sampled_from(SHAPES[source]), JSON))
+    document = {source: inner if source == "statistics" else [inner]}
+
+    def run(command: Sequence[str]) -> str:
+        return json.dumps(document) if tuple(command) == SOURCES[source] else answer(command)
+
+    registry, failures = metrics.collect(run)
+    assert failures.keys() <= {source}
+    assert generate_latest(registry)
+
+
 def test_a_program_that_is_missing_fails_or_hangs_is_unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "DEADLINE", 0.2)
     with pytest.raises(metrics.Unreadable, match="No such file"):
@@ -166,7 +226,7 @@ def test_a_program_that_is_missing_fails_or_hangs_is_unreadable(monkeypatch: pyt
         metrics.ask(["sleep", "5"])
 
 
-def make_site(tmp_path: Path, **monitoring: Any) -> Site:
+def make_site(tmp_path: Path, model: str = "h100-sxm", mig: Any = "none", **monitoring: Any) -> Site:
     document: dict[str, Any] = {
         "cluster": "tiny",
         "groups": {
@@ -175,9 +235,10 @@ def make_site(tmp_path: Path, **monitoring: Any) -> Site:
                 "hosts": "g1",
                 "addresses": "192.0.2.11",
                 "roles": ["worker"],
-                "gpu": {"model": "h100-sxm", "count": 8},
+                "gpu": {"model": model, "count": 8},
             },
         },
+        "nvidia": {"mig": mig},
         "monitoring": monitoring,
     }
     return Site.from_file(SiteFile.model_validate(document), tmp_path / "tiny.yml")
@@ -190,14 +251,34 @@ def test_an_exporter_that_is_not_named_is_no_target(tmp_path: Path) -> None:
     assert not make_site(tmp_path).enabled("slurm_exporter"), "there is no Slurm here"
 
 
-def test_dcgm_is_asked_for_what_the_model_can_tell(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "mig", "profiling", "told"),
+    [
+        ("h100-sxm", "none", True, {"nvlink", "hbm", "profiling"}),
+        ("h100-sxm", {"all": {"1g.10gb": 7}}, True, {"hbm", "profiling"}),
+        ("h100-sxm", "none", False, {"nvlink", "hbm"}),
+        ("h100-pcie", "none", True, {"hbm", "profiling"}),
+        ("l40s", "none", True, {"profiling"}),
+        ("rtx-9999", "none", True, set()),
+    ],
+)
+def test_dcgm_is_asked_for_what_the_model_can_tell(
+    tmp_path: Path, model: str, mig: Any, profiling: bool, told: set[str]
+) -> None:
+    site = make_site(tmp_path, model, mig, dcgm={"profiling": profiling})
+    asked = dcgm.fields(site, site.nodes["g1"])
+    assert "DCGM_FI_DEV_FB_USED" in asked
+    kinds = {
+        "nvlink": "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL",
+        "hbm": "DCGM_FI_DEV_MEMORY_TEMP",
+        "profiling": "DCGM_FI_PROF_SM_ACTIVE",
+    }
+    assert {kind for kind, field in kinds.items() if field in asked} == told
+    assert all(line.count(", ") == 2 for line in dcgm.fields_csv(site, site.nodes["g1"]).splitlines())
+
+
+def test_dcgm_listens_on_the_management_address_alone(tmp_path: Path) -> None:
     site = make_site(tmp_path, dcgm={})
-    asked = dcgm.DcgmExporterSettings()
-    assert "DCGM_FI_PROF_SM_ACTIVE" in dcgm.fields(site.nodes["g1"], asked)
-    assert "DCGM_FI_PROF_SM_ACTIVE" not in dcgm.fields(
-        site.nodes["g1"], dcgm.DcgmExporterSettings(profiling=False)
-    )
-    assert all(line.count(", ") == 2 for line in dcgm.fields_csv(site.nodes["g1"], asked).splitlines())
     dropin = dcgm.dropin("/usr/bin/dcgm-exporter", "nvidia-dcgm-exporter", site.nodes["g1"])
     assert "--address 192.0.2.11:9400" in dropin
 
@@ -207,6 +288,50 @@ def test_fields_that_dcgm_leaves_out_are_named() -> None:
     assert dcgm_checks.missing_fields(text, ["DCGM_FI_DEV_FB_USED", "DCGM_FI_PROF_SM_ACTIVE"]) == [
         "DCGM_FI_PROF_SM_ACTIVE"
     ]
+
+
+@dataclass
+class Curl:
+    """A node on which an exporter answers so."""
+
+    answer: Output
+
+    def run(self, command: str, *_: str) -> Output:
+        return self.answer
+
+
+ABSENT = Output(7, "", "curl: (7) refused")
+HANGS = Output(28, "", "curl: (28) Operation timed out")
+GARBAGE = Output(0, "<html>", "")
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict"),
+    [
+        (Output(0, 'ipmi_up{collector="sensors"} 1\n', ""), Verdict.PASS),
+        (Output(0, 'ipmi_up{collector="sensors"} 0\n', ""), Verdict.FAIL),
+        (ABSENT, Verdict.FAIL),
+        (HANGS, Verdict.UNKNOWN),
+        (GARBAGE, Verdict.UNKNOWN),
+    ],
+)
+def test_a_bmc_that_does_not_answer_is_told_from_an_exporter_that_does_not(
+    tmp_path: Path, answer: Output, verdict: Verdict
+) -> None:
+    site = make_site(tmp_path, ipmi={})
+    at = Target(site, site.head, "ipmi_exporter", Lock(), distribution("debian", "13"), Curl(answer))
+    assert ipmi_checks.answers.run(at).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict"), [(ABSENT, Verdict.FAIL), (HANGS, Verdict.UNKNOWN), (GARBAGE, Verdict.FAIL)]
+)
+def test_an_exporter_of_gpus_that_is_away_hangs_or_talks_nonsense_is_told(
+    tmp_path: Path, answer: Output, verdict: Verdict
+) -> None:
+    site = make_site(tmp_path, dcgm={})
+    at = Target(site, site.nodes["g1"], "dcgm_exporter", Lock(), distribution("debian", "13"), Curl(answer))
+    assert dcgm_checks.delivered.run(at).verdict is verdict
 
 
 def test_the_ipmi_exporter_asks_the_bmc_as_root(tmp_path: Path) -> None:

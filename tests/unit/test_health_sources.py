@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -420,6 +421,34 @@ def test_metrics_hold_numbers_alone_and_every_series_once(tmp_path: Path) -> Non
     assert 'provision_health{verdict="fail"} 1' in samples
     assert 'provision_health_scheduler_told{scheduler="kubernetes"} 0' in samples
     assert any('check="own-name"' in sample for sample in samples)
+
+
+class Memory(Source):
+    name, tells = "meminfo", ("memory.total",)
+
+    def __init__(self, how: Callable[[], Any]) -> None:
+        self.how = how
+
+    def read(self) -> dict[str, Any]:
+        return {"memory.total": self.how()}
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(lambda: Path("/nowhere/meminfo").read_text(), id="absent"),
+        pytest.param(lambda: time.sleep(60), id="hangs"),
+        pytest.param(lambda: int("%$#"), id="garbage"),
+    ],
+)
+def test_what_cannot_be_read_is_said_in_a_metric(tmp_path: Path, how: Callable[[], Any]) -> None:
+    reading = node()
+    reading.values.update(collect("node", [Memory(how)], seconds=0.3).values)
+    agent.write_metrics(tmp_path / "health.prom", examined(tmp_path, reading, full=True), {})
+    lines = (tmp_path / "health.prom").read_text().splitlines()
+    assert 'provision_health{verdict="unknown"} 1' in lines
+    assert any(line.startswith("provision_health_finding{") and 'verdict="unknown"' in line for line in lines)
+    assert any(line.startswith("provision_gpu_temperature_celsius{") for line in lines), "the others go on"
 
 
 @given(st.text())

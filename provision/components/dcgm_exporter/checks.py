@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from provision.components.dcgm_exporter import exports
-from provision.components.dcgm_exporter.settings import DcgmExporterSettings
 from provision.components.prometheus.exports import CURL, url
 from provision.report.model import Verdict
 from provision.verify.check import Found, Target, check, skip, unknown
@@ -24,7 +23,7 @@ def delivered(at: Target) -> Found:
         )
     if answer.text is None:
         return unknown(answer.error, source=address)
-    wished = exports.fields(at.node, at.settings(DcgmExporterSettings))
+    wished = exports.fields(at.site, at.node)
     missing = missing_fields(answer.text, wished)
     if not missing:
         return Found(Verdict.PASS, f"{len(wished)} fields", f"{len(wished)} fields", source=address)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from provision.components.dcgm_exporter import exports
-from provision.components.dcgm_exporter.settings import DcgmExporterSettings
 from provision.components.prometheus.service import serve
 from provision.engine import ops
 from provision.engine.deploy import Context, step
@@ -15,5 +14,5 @@ def worker(on: Context) -> None:
         return
     unit = on.profile.unit("dcgm-exporter")
     ops.packages(*on.profile.packages("dcgm-exporter"))
-    ops.file(exports.FIELDS, exports.fields_csv(on.node, on.settings(DcgmExporterSettings)))
+    ops.file(exports.FIELDS, exports.fields_csv(on.site, on.node))
     serve(on, unit, exports.dropin(on.profile.path("dcgm-exporter"), unit, on.node), reads=[exports.FIELDS])

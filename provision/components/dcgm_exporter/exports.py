@@ -5,10 +5,11 @@ from __future__ import annotations
 from provision.components.certificates import exports as certificates
 from provision.components.dcgm_exporter.settings import DcgmExporterSettings
 from provision.components.exported import Port, Scrape
+from provision.components.nvidia.settings import NvidiaSettings
 from provision.components.prometheus.exports import listen, web_config
 from provision.engine.deploy import render
 from provision.profiles.gpu import gpu_model
-from provision.site.models import Node
+from provision.site.models import Node, Site
 
 PORT = 9400
 PORTS = (Port(PORT, "worker", "DCGM exporter"),)
@@ -17,12 +18,12 @@ FIELDS = "/etc/provision/dcgm-fields.csv"
 
 # field, type in Prometheus, meaning (DCGM API reference, field identifiers); what the health agent does not tell
 _FIELDS = (
-    ("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "counter", "NVLink bandwidth of all lanes"),
-    ("DCGM_FI_DEV_MEMORY_TEMP", "gauge", "Memory temperature in C"),
     ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "counter", "Energy in mJ since boot"),
     ("DCGM_FI_DEV_FB_USED", "gauge", "Frame buffer used in MiB"),
     ("DCGM_FI_DEV_XID_ERRORS", "gauge", "Last XID"),
 )
+_NVLINK = (("DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL", "counter", "NVLink bandwidth of all lanes"),)
+_HBM = (("DCGM_FI_DEV_MEMORY_TEMP", "gauge", "Memory temperature in C"),)
 # The profiling module knows data centre GPUs from Volta on (DCGM user guide, profiling metrics).
 _PROFILING = (
     ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "gauge", "Ratio of time in which the graphics engine was active"),
@@ -32,18 +33,36 @@ _PROFILING = (
 )
 
 
-def fields(node: Node, settings: DcgmExporterSettings) -> list[str]:
-    """Names of the fields that `node`'s GPUs are asked for; a model that is not known is not profiled."""
-    return [name for name, _, _ in _chosen(node, settings)]
+def fields(site: Site, node: Node) -> list[str]:
+    """Names of the fields that `node`'s GPUs are asked for, no more than they can tell.
+
+    A model that is not known is asked for what every GPU has. NVLink counts nothing where a GPU is divided (NVIDIA
+    Multi-Instance GPU User Guide, "Application considerations": no peers by NVLink); memory has a temperature where it
+    is HBM (nvidia-smi, temperature.memory).
+    """
+    return [name for name, _, _ in _chosen(site, node)]
 
 
-def fields_csv(node: Node, settings: DcgmExporterSettings) -> str:
-    return "".join(f"{name}, {kind}, {meaning}.\n" for name, kind, meaning in _chosen(node, settings))
+def fields_csv(site: Site, node: Node) -> str:
+    return "".join(f"{name}, {kind}, {meaning}.\n" for name, kind, meaning in _chosen(site, node))
 
 
-def _chosen(node: Node, settings: DcgmExporterSettings) -> list[tuple[str, str, str]]:
-    known = node.gpu is not None and gpu_model(node.gpu.model) is not None
-    return [*_FIELDS, *(_PROFILING if known and settings.profiling else ())]
+def _chosen(site: Site, node: Node) -> list[tuple[str, str, str]]:
+    model = gpu_model(node.gpu.model) if node.gpu is not None else None
+    if model is None:
+        return [*_FIELDS]
+    profiled = site.settings("dcgm_exporter", node, DcgmExporterSettings).profiling
+    return [
+        *_FIELDS,
+        *(_NVLINK if model.nvlinks and not _divided(site, node) else ()),
+        *(_HBM if model.hbm else ()),
+        *(_PROFILING if profiled else ()),
+    ]
+
+
+def _divided(site: Site, node: Node) -> bool:
+    """Whether the site wants MIG on `node`."""
+    return site.enabled("nvidia") and site.settings("nvidia", node, NvidiaSettings).mig != "none"
 
 
 def dropin(binary: str, unit: str, node: Node) -> str:

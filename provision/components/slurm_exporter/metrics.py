@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+from prometheus_client import CollectorRegistry, Gauge, generate_latest, write_to_textfile
 
 DEADLINE = 20  # seconds for one question
 NODES = ("scontrol", "show", "nodes", "--json")
@@ -35,6 +35,10 @@ _GRES = re.compile(r"gpu(?:[:/](?P<kind>[^:=,()]+|\(null\)))?[:=](?P<count>\d+)(
 
 class Unreadable(Exception):
     """A question was not answered, or not with what was asked for."""
+
+
+# What reading and writing an answer of another shape raises: a number for a text, half a character, no end.
+NONSENSE = (Unreadable, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 
 
 def gpus(text: str | None) -> dict[str, int]:
@@ -205,6 +209,8 @@ def share_metrics(registry: CollectorRegistry, text: str) -> None:
     """Fair share of every account and user."""
     share: dict[tuple[str, str], float] = {}
     usage: dict[tuple[str, str], float] = {}
+    if not text.strip():
+        raise Unreadable("no shares: the root account has one")
     for line in text.splitlines():
         fields = line.split("|")
         if len(fields) != 5:
@@ -220,8 +226,11 @@ def share_metrics(registry: CollectorRegistry, text: str) -> None:
 
 
 def database_metrics(registry: CollectorRegistry, text: str) -> None:
-    """Whether accounting answers at all."""
-    gauge(registry, "slurm_database_clusters", "Clusters in accounting", [], {(): len(text.split())})
+    """Whether accounting answers at all. One name a line."""
+    names = text.split()
+    if names != text.splitlines():
+        raise Unreadable(f"no list of clusters: {text[:60]!r}")
+    gauge(registry, "slurm_database_clusters", "Clusters in accounting", [], {(): len(names)})
 
 
 def acceptance_metrics(registry: CollectorRegistry, text: str) -> None:
@@ -282,8 +291,9 @@ def collect(run: Callable[[Sequence[str]], str] = ask) -> tuple[CollectorRegistr
         own = CollectorRegistry()
         try:
             metrics(own, run(command))
-        except Unreadable as error:
-            failures[name] = str(error)
+            generate_latest(own)
+        except NONSENSE as error:
+            failures[name] = str(error) or type(error).__name__
         else:
             registry.register(own)
         up[(name,)] = int(name not in failures)
