@@ -63,6 +63,13 @@ test-lab: root setup ## Tests on nodes of the lab, all of them
 	@$(say) "All tests on nodes of the lab, one after another"
 	$(PYTEST) tests/lab --junitxml reports/test-lab.xml
 
+.PHONY: dashboards
+dashboards: root setup ## Dashboards by the lab's Prometheus: schema, every expression answered, a picture of each
+	@$(say) "Dashboards: Grafana's schema, then every expression asked of the lab's Prometheus"
+	DASHBOARD_PICTURES=$(CURDIR)/reports/dashboards \
+	    $(PYTEST) tests/unit/test_components_grafana.py tests/lab/test_dashboards.py
+	$(say) "Pictures of all dashboards, drawn from the answers: reports/dashboards/*.png"
+
 .PHONY: faults
 faults: root setup ## Faults of a node of the lab: found, missed, false, as a table
 	@$(BIN)/python -m tests.lab.health_faults

@@ -7,9 +7,16 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Literal
 
+from grafana_foundation_sdk.builders import common, prometheus, stat, table, timeseries
 from grafana_foundation_sdk.builders import dashboard as builder
-from grafana_foundation_sdk.builders import prometheus, stat, table, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.common import (
+    BigValueGraphMode,
+    LegendDisplayMode,
+    LegendPlacement,
+    SortOrder,
+    TooltipDisplayMode,
+)
 from grafana_foundation_sdk.models.dashboard import DataSourceRef, VariableRefresh
 
 DATASOURCE = DataSourceRef(type_val="prometheus", uid="provision-prometheus")
@@ -350,10 +357,17 @@ def build(page: Dashboard) -> str:
     return f"{text}\n"
 
 
+def _graph() -> Any:
+    legend = common.VizLegendOptions().display_mode(LegendDisplayMode.LIST).placement(LegendPlacement.BOTTOM)
+    shown = common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)
+    return timeseries.Panel().legend(legend.show_legend(True)).tooltip(shown)
+
+
+# Each says an option at least: without one the SDK writes null, which Grafana's schema has not.
 _BUILDERS: dict[Kind, Callable[[], Any]] = {
-    "graph": timeseries.Panel,
-    "number": stat.Panel,
-    "table": table.Panel,
+    "graph": _graph,
+    "number": lambda: stat.Panel().graph_mode(BigValueGraphMode.NONE),
+    "table": lambda: table.Panel().show_header(True),
 }
 
 
