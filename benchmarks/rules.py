@@ -7,9 +7,10 @@ series (64 processors, 8 memory controllers, 3 file systems, 6 interfaces, 15 un
 of the head Slurm's of all nodes. What rules look back at for an hour and more is in the store beforehand. A node in a
 hundred has a GPU with an XID: its alerts must come.
 
-Two figures of each group: how long its evaluation took, among scrapes and whatever else the machine did; and the
-processor time that its expressions need, asked one by one of the same server while it scrapes nothing. The second is
-what a limit can be held to on a busy machine: exit status 1 where all rules together need more of it than they may.
+Two figures of each group: how long its longest evaluation took, as the server itself tells it
+(prometheus_rule_group_last_duration_seconds), among scrapes and whatever else the machine did; and the processor time
+that its expressions need, asked one by one of the same server while it scrapes nothing. The last line says pass, fail, or
+that a busy machine could not show it: all rules once may take 10 s of wall clock. Exit status 1 unless they pass.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from provision.health.readings import Device
 from provision.site.models import Site, SiteFile
 
 INTERVAL = 15  # seconds, the default of `monitoring.interval`
-MOST = 10.0  # seconds that all rules together may take
+MOST = 10.0  # seconds that all rules together may take once
 CONTROLLERS = 8  # of memory
 SICK = 100  # one node in so many
 GPUS = 8
@@ -385,6 +386,21 @@ def durations(port: int) -> dict[str, float]:
     }
 
 
+def evaluated(port: int) -> bool:
+    """Whether every group of rules has come to its turn."""
+    found = durations(port)
+    groups = (group["name"] for each in exports.rule_groups().values() for group in each)
+    return all(found.get(name, 0.0) > 0 for name in groups)
+
+
+def verdict(took: float, needs: float) -> str:
+    """What the seconds of wall clock that all rules took once, and those of a processor that they need, come to."""
+    said = f"all rules once: {took:.1f} s of wall clock, {needs:.1f} s of a processor, at most {MOST:g} s"
+    if took <= MOST:
+        return f"pass: {said}"
+    return f"{'fail' if needs > MOST else 'not shown, the machine was busy'}: {said}"
+
+
 def processor_seconds(server: subprocess.Popen[bytes]) -> float:
     """What the server has used so far."""
     fields = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
@@ -441,6 +457,7 @@ def measure(
             }
             xids = 'count(ALERTS{alertname="GpuXidFatal", alertstate="firing"})'
             until("alerts", partial(holds, own, xids, len(simulated.sick)), server, 300)
+            until("evaluations", partial(evaluated, own), server, 600)
             longest: dict[str, float] = {}
             for number in range(evaluations):
                 print(f"evaluation {number + 1} of {evaluations} ...", file=sys.stderr, flush=True)
@@ -461,7 +478,7 @@ def measure(
 
 
 def main() -> None:
-    """Print a table; exit status 1 where all rules together take too long."""
+    """Print two tables and the verdict; exit status 1 unless it is pass."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=1000)
@@ -483,14 +500,16 @@ def main() -> None:
         for group in found
     }
     costs = Table("group", "every", "took, s", "needs, s of a processor", box=None)
-    for name, (took, seconds) in groups.items():
-        costs.add_row(name, intervals[name], f"{took:.2f}", f"{seconds:.2f}")
-    total = sum(seconds for _, seconds in groups.values())
-    costs.add_row("all once", "", f"{sum(took for took, _ in groups.values()):.2f}", f"{total:.2f}")
+    for name, (longest, seconds) in groups.items():
+        costs.add_row(name, intervals[name], f"{longest:.2f}", f"{seconds:.2f}")
+    took, needs = (sum(column) for column in zip(*groups.values(), strict=True))
+    costs.add_row("all once", "", f"{took:.2f}", f"{needs:.2f}")
     for each in (table, costs):
         Console(width=100).print(each)
-    if total > MOST:
-        raise SystemExit(f"{total:.1f} s of a processor for all rules, expected at most {MOST:g} s")
+    said = verdict(took, needs)
+    print(said)
+    if not said.startswith("pass"):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":
