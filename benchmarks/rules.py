@@ -9,8 +9,8 @@ hundred has a GPU with an XID: its alerts must come.
 
 Two figures of each group: how long its longest evaluation took, as the server itself tells it
 (prometheus_rule_group_last_duration_seconds), among scrapes and whatever else the machine did; and the processor time
-that its expressions need, asked one by one of the same server while it scrapes nothing. The last line says pass, fail, or
-that a busy machine could not show it: all rules once may take 10 s of wall clock. Exit status 1 unless they pass.
+that its expressions need, asked one by one of the same server while it scrapes nothing. The last line says pass, fail,
+or that a busy machine could not show it: all rules once may take 10 s of wall clock. Exit status 1 unless they pass.
 """
 
 from __future__ import annotations
