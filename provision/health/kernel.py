@@ -1,7 +1,7 @@
 """Kernel messages: lines of any form to messages, messages to events. Pure.
 
-Understood are /dev/kmsg (`6,3973,227996636,-;text`), dmesg (`[  12.345678] text`, also -T, -x, --time-format iso),
-journalctl (short, short-iso, json), rsyslog, pstore (`<6>[  12.345678] text`) and bare text.
+Understood are /dev/kmsg (`6,3973,227996636,-;text`), dmesg (`[  12.345678] text`, also -H, -T, -x, --time-format iso),
+journalctl (short, short-full, short-iso, json), rsyslog, pstore (`<6>[  12.345678] text`), Talos and bare text.
 """
 
 from __future__ import annotations
@@ -39,23 +39,32 @@ class Event:
     sequence: int | None = None  # the last one's
     pids: tuple[str, ...] = ()
     order: int = 0  # place of the first one among all messages
+    final: int = 0  # place of the last one
 
 
 _MONTH = r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
 _ISO = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
 _KMSG = re.compile(r"(\d+),(\d+),(\d+),[^;]*;(.*)")
 _BRACKET = re.compile(
-    rf"(?:<\d+>)?\[\s*(\d+\.\d+|\.\.\.|(?:\w{{3}} )?{_MONTH}\s+\d+ [\d:]+ ?\d*|{_ISO})\s*\] ?(.*)"
+    rf"(?:<\d+>|kernel: )?"
+    rf"\[\s*(\+?\d+\.\d+|\.\.\.|{_MONTH}\s*\d+ \d\d:\d\d|(?:\w{{3}} )?{_MONTH}\s+\d+ [\d:]+ ?\d*|{_ISO})"
+    r"\s*\] ?(.*)"
 )
 _DECODED = re.compile(rf"[a-z]+\s*:[a-z]+\s*: ?(?:\[\s*([^\]]+)\]|({_ISO}))\s(.*)")
 _SYSLOG = re.compile(
-    rf"({_MONTH}\s+\d+ \d\d:\d\d:\d\d(?:\.\d+)?|{_ISO})\s+\S+\s+([\w.@/-]+)(?:\[\d+\])?:\s?(.*)"
+    rf"((?:\d{{4}} )?{_MONTH}\s+\d+ \d\d:\d\d:\d\d(?:\.\d+)?|{_ISO}"
+    r"|\w{3} \d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \w+)"
+    r"\s+[\w.:-]+\s+([\w.@/-]+)(?:\[\d+\])?:\s?(.*)"
 )
+_TALOS = re.compile(rf"[\w.:-]+: kern:\s+\w+: \[({_ISO})\]: (.*)")
+_TAGGED = re.compile(r"(?:<\d+>|kernel: )(?!\[)(.*)")
 _PLAIN_ISO = re.compile(rf"({_ISO})\s(.*)")
 _DAEMON = re.compile(
     r"(nv-fabricmanager|nvidia-persistenced|nv-hostengine|slurmd|systemd(?:-\w+)?)(?:\[\d+\])?:\s(.*)"
 )
-_BARE = re.compile(r"\s*(?:NVRM:|nvidia-nvswitch\d*:|nvidia[-_]peermem\b|mlx5_core |pcieport |EXT4-fs |XFS )")
+_BARE = re.compile(
+    r"\s*(?:NVRM:|nvidia-nvswitch\d*:|nvidia[-_]peermem\b|mlx5_core |pcieport |EXT4-fs |XFS |nvme nvme\d)"
+)
 _CONTINUED = re.compile(r"\s+NVRM: (.*)")
 
 
@@ -95,6 +104,12 @@ def _message(line: str) -> Message | None:
     plain = _PLAIN_ISO.fullmatch(line)
     if plain:
         return Message(re.sub(r"^\S+ kernel: ", "", plain[2]), plain[1])
+    talos = _TALOS.fullmatch(line)
+    if talos:
+        return Message(talos[2], talos[1])
+    tagged = _TAGGED.fullmatch(line)
+    if tagged:
+        return Message(tagged[1])
     return Message(line.strip()) if _BARE.match(line) else None
 
 
@@ -103,10 +118,18 @@ def _journal_json(line: str) -> Message | None:
         entry: Any = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(entry, dict) or not isinstance(entry.get("MESSAGE"), str):
+    if not isinstance(entry, dict):
+        return None
+    told = entry.get("MESSAGE")
+    if isinstance(told, list):  # how the journal writes a message with a byte that is no text
+        try:
+            told = bytes(told).decode(errors="replace")
+        except (TypeError, ValueError):
+            return None
+    if not isinstance(told, str):
         return None
     moment = str(entry.get("__REALTIME_TIMESTAMP", ""))
-    return Message(entry["MESSAGE"], moment, tag=str(entry.get("SYSLOG_IDENTIFIER", "kernel")))
+    return Message(told, moment, tag=str(entry.get("SYSLOG_IDENTIFIER", "kernel")))
 
 
 # ---- messages to events
@@ -124,7 +147,14 @@ _OFF_BUS_END = "fallen off the bus and is not responding"
 
 # kind -> what the kernel says; group 1, where there is one, is the device. Who reads them is in the catalogue.
 PATTERNS: dict[str, Pattern[str]] = {
-    "rm-init": re.compile(rf"NVRM: GPU ({_SHORT}): RmInitAdapter failed"),
+    "garbled": re.compile(rf"NVRM: Xid \((?:PCI:)?({_ADDRESS})"),  # an XID without its number
+    "rm-init": re.compile(
+        rf"NVRM: GPU ({_SHORT}): RmInitAdapter failed|NVRM: (?:GPU\d+ )?RmInitAdapter(?: failed|: Cannot init)"
+    ),
+    "nothing-driven": re.compile(
+        r"NVRM: (?:None of the NVIDIA devices were initialized|No NVIDIA GPU found)"
+    ),
+    "nvlink": re.compile(r"NVRM: knvlink\w+: .*(?:[Ff]ailed|[Ee]rror)"),
     "open-module-wanted": re.compile(
         rf"NVRM: .*(?:GPU ({_SHORT}))?.*requires use of the NVIDIA open kernel modules"
     ),
@@ -140,37 +170,55 @@ PATTERNS: dict[str, Pattern[str]] = {
         r"nvidia_peermem: (?:Unknown symbol|disagrees about version of symbol) (\w+)"
     ),
     "aer-fatal": re.compile(
-        rf"({_ADDRESS}): AER: .*Uncorrected \(Fatal\)|({_ADDRESS}): PCIe Bus Error: severity=Uncorrected \(Fatal\)"
+        rf"({_ADDRESS}): AER: .*Uncorrect(?:ed|able) \(Fatal\)"
+        rf"|({_ADDRESS}): PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Fatal\)"
     ),
     "aer-nonfatal": re.compile(
-        rf"({_ADDRESS}): AER: .*Uncorrected \(Non-Fatal\)"
-        rf"|({_ADDRESS}): PCIe Bus Error: severity=Uncorrected \(Non-Fatal\)"
+        rf"({_ADDRESS}): AER: .*Uncorrect(?:ed|able) \(Non-Fatal\)"
+        rf"|({_ADDRESS}): PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Non-Fatal\)"
     ),
-    "aer-corrected": re.compile(rf"({_ADDRESS}): AER: (?:Multiple )?Corrected error"),
+    "aer-corrected": re.compile(rf"({_ADDRESS}): AER: (?:Multiple )?Correct(?:ed|able) error"),
     "downtrain": re.compile(rf"({_ADDRESS}): [\d.]+ Gb/s available PCIe bandwidth, limited by"),
-    "module-power": re.compile(rf"mlx5_core ({_ADDRESS}).*(?:[Ii]nsufficient power|power budget exceeded)"),
-    "module-temperature": re.compile(rf"mlx5_core ({_ADDRESS}).*High Temperature"),
+    "module-power": re.compile(
+        rf"mlx5_core ({_ADDRESS}).*(?:[Ii]nsufficient power|[Pp]ower budget exceeded)"
+    ),
+    "module-temperature": re.compile(rf"mlx5_core ({_ADDRESS}).*High [Tt]emperature"),
+    "module-error": re.compile(
+        rf"mlx5_core ({_ADDRESS}).*Port module event(?:\[error\]|: module \d+, Cable error)"
+    ),
     "nic-health": re.compile(
-        rf"mlx5_core ({_ADDRESS}).*(?:device's health compromised|health recovery failed|firmware internal error)"
+        rf"mlx5_core ({_ADDRESS}).*(?:device's health compromised|health recovery failed|firmware internal error"
+        r"|mlx5_init_one failed|enable hca failed|Failed to load firmware)"
     ),
     "carrier-lost": re.compile(
-        r"(?:mlx5_core \S+ )?([\w.-]+): (?:lost carrier|Lost carrier|[Ll]ink [Dd]own|NIC Link is Down)"
+        r"(?:mlx5_core \S+ )?([\w.-]+): (?:Port: \d+ )?"
+        r"(?:[Ll]ost carrier|[Ll]ink (?:[Dd]own|DOWN)|NIC Link is Down)"
     ),
     "oom": re.compile(
-        r"Out of memory: Kill(?:ed)? process (\d+)|[Mm]emory cgroup out of memory: Killed process (\d+)"
+        r"Out of memory: Kill(?:ed)? process (\d+)|[Mm]emory cgroup out of memory: Kill(?:ed)? process (\d+)"
     ),
     "panic": re.compile(
         r"Kernel panic - not syncing|BUG: unable to handle|Oops: \d{4}|general protection fault: 0"
     ),
     "lockup": re.compile(
         r"watchdog: BUG: soft lockup - CPU#(\d+)|Watchdog detected hard LOCKUP on cpu (\d+)"
+        r"|rcu: INFO: \w+ (?:self-)?detected (?:expedited )?stall"
     ),
     "hung-task": re.compile(r"INFO: task (\S+?):\d+ blocked for more than \d+ seconds"),
     "machine-check": re.compile(
         r"mce: \[Hardware Error\]: Machine check|Machine check events logged|EDAC .*\bUE\b"
+        r"|Memory failure: 0x[0-9a-f]+: recovery action"
     ),
+    "memory-corrected": re.compile(r"EDAC (\w+): \d+ CE\b"),
+    "cpu-throttled": re.compile(r"CPU\d+: (?:Core|Package) temperature (?:is )?above threshold"),
     "io-error": re.compile(
         r"(?:blk_update_request: )?(?:critical \w+|I/O) error, dev (\w+)|Buffer I/O error on dev(?:ice)? (\S+),"
+        r"|EXT4-fs error \(device ([^)]+)\)|EXT4-fs \(([^)]+)\): (?:I/O error while|failed to convert)"
+        r"|md/\w+:(\w+): Disk failure on"
+    ),
+    "server-silent": re.compile(r"nfs: server (\S+) not responding|Lustre: .*Connection to (\S+) .*was lost"),
+    "iommu-fault": re.compile(
+        rf"DMAR: \[.*Request device \[({_SHORT})\] fault|AMD-Vi: Event logged \[IO_PAGE_FAULT .*device=({_SHORT})"
     ),
     "read-only": re.compile(
         r"(?:EXT4-fs \(([^)]+)\): )?Remounting filesystem read-only"
@@ -178,8 +226,9 @@ PATTERNS: dict[str, Pattern[str]] = {
     ),
     "nvme": re.compile(
         r"nvme (nvme\d+): (?:I/O .* timeout, (?:reset|disable)|controller is down|Device not ready"
-        r"|Removing after probe failure)"
+        r"|Removing after probe failure|Disabling device)"
     ),
+    "nvme-slow": re.compile(r"nvme (nvme\d+): I/O .* timeout, aborting"),
     "segfault": re.compile(r"([\w.-]+)\[\d+\]: segfault at .*? in ([\w.+-]+)\["),
     "userns-denied": re.compile(
         r'apparmor="DENIED".*(?:profile="unprivileged_userns"|operation="userns_create").*comm="([^"]+)"'
@@ -216,6 +265,15 @@ _WORDS = (
     "apparmor",
     "nfoROM",
     "driver interface version",
+    "stall",
+    "ower budget",
+    "emperature",
+    "Disk failure",
+    "not responding",
+    "was lost",
+    "DMAR",
+    "AMD-Vi",
+    "Link DOWN",
 )
 
 
@@ -223,21 +281,22 @@ def events(messages: Iterable[Message]) -> list[Event]:
     """What the messages report, in the order of first appearance; equal reports counted."""
     found: dict[tuple[Any, ...], Event] = {}
     counts: dict[tuple[Any, ...], int] = {}
-    latest: dict[tuple[Any, ...], Message] = {}
+    latest: dict[tuple[Any, ...], tuple[int, Message]] = {}
     pids: dict[tuple[Any, ...], dict[str, None]] = {}
     for order, (message, event) in enumerate(_each(_joined(messages))):
         key = (event.kind, event.device, event.number, _essence(event))
         if key not in found:
             found[key] = replace(event, first=message.moment, order=order)
         counts[key] = counts.get(key, 0) + 1
-        latest[key] = message
+        latest[key] = (order, message)
         pids.setdefault(key, {}).update(dict.fromkeys(event.pids))
     return [
         replace(
             event,
             count=counts[key],
-            last=latest[key].moment,
-            sequence=latest[key].sequence,
+            last=latest[key][1].moment,
+            sequence=latest[key][1].sequence,
+            final=latest[key][0],
             pids=tuple(pids[key])[:64],
         )
         for key, event in found.items()

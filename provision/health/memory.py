@@ -195,9 +195,9 @@ def merged(
     """Events known and read, as the state keeps them; those up to the acknowledged message are left out.
 
     The kernel's buffer is read whole each time, so an event that is read again replaces the known one; what the
-    buffer has forgotten stays known.
+    buffer has forgotten stays known, before all that is in it.
     """
-    known = {_key(event): event for event in old}
+    known = {_key(event): replace(event, final=-1) for event in old}
     for event in read:
         if event.sequence is not None and acknowledged is not None and event.sequence <= acknowledged:
             continue

@@ -136,12 +136,21 @@ def _workflow(event: Event, same: list[Event], jobs: int) -> Judged:
             return Judged(WARN, "warn", "NVLink recovered by itself")
         return Judged(FAIL, "reset", "NVLink error of unknown severity")
     if number == 154:
+        if any(other.number == 154 and _later(other, event) for other in same):
+            return Judged(PASS, None, "a later one has the last word")
         asked = _RECOVERY.search(event.text.strip())
         known = recovery(asked[1]) if asked else None
         if known is None:
             return Judged(UNKNOWN, "drain", f"recovery action in words that are not known: {event.text[:80]}")
         return Judged(known[0], known[1], f"the driver asks for: {asked[1] if asked else ''}")
     return _tabled(event, jobs)
+
+
+def _later(other: Event, event: Event) -> bool:
+    """Whether the last message of `other` came after the last one of `event`."""
+    if other.sequence is not None and event.sequence is not None:
+        return other.sequence > event.sequence
+    return other.sequence is None and event.sequence is None and other.final > event.final
 
 
 def _tabled(event: Event, jobs: int) -> Judged:

@@ -233,6 +233,7 @@ BROKEN: dict[str, tuple[Break, str, str, str]] = {
         "drain",
         "kernel.events",
     ),
+    "kernel-complaints": (reports("server-silent", "10.0.0.5"), WARN, "warn", "kernel.events"),
     "user-namespaces": (reports("userns-denied", "enroot"), WARN, "warn", "kernel.events"),
     "shared-memory": (on_node(shm__used=50_000), WARN, "fix", "shm.used"),
     "own-name": (on_node(own_name=""), FAIL, "drain", "own_name"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,17 @@ LINE = "NVRM: Xid (PCI:0000:1b:00): 79, pid=4711, name=python3, GPU has fallen o
         "2025-03-03T10:11:12+0100 gpu-7 kernel: {}",
         '{{"MESSAGE": "{}", "SYSLOG_IDENTIFIER": "kernel"}}',
         "[...] {}",
+        "[Mar03 10:11] {}",
+        "[  +0.000123] {}",
+        "[    9.000123] [  T1946] {}",
+        "[    9.000123] gpu-7 kernel: {}",
+        "Mon 2025-03-03 10:11:12 UTC gpu-7 kernel: {}",
+        "2025 Mar  3 10:11:12.123 gpu-7 kernel: {}",
+        "2025-03-03T10:11:12.000123456Z [    9.000123] {}",
+        "10.0.0.7: kern: warning: [2025-03-03T10:11:12.000123456Z]: {}",
+        "kernel: [    9.000123] {}",
+        "kernel: {}",
+        "<4>{}",
         "{}",
     ],
 )
@@ -54,6 +66,68 @@ def test_a_line_of_any_form_is_the_same_event(form: str) -> None:
             "aer-fatal",
             "0000:00:02.0",
         ),
+        (
+            "pcieport 0000:00:02.0: AER: Uncorrectable (Fatal) error message received from 0000:1b:00.0",
+            "aer-fatal",
+            "0000:00:02.0",
+        ),
+        (
+            "nvidia 0000:1b:00.0: PCIe Bus Error: severity=Uncorrectable (Non-Fatal), type=Transaction Layer",
+            "aer-nonfatal",
+            "0000:1b:00.0",
+        ),
+        (
+            "pcieport 0000:00:02.0: AER: Correctable error message received from 0000:1b:00.0",
+            "aer-corrected",
+            "0000:00:02.0",
+        ),
+        ("NVRM: GPU0 RmInitAdapter: Cannot initialize GSP firmware RM", "rm-init", ""),
+        ("NVRM: RmInitAdapter failed! (0x62:0x65:2028)", "rm-init", ""),
+        ("NVRM: None of the NVIDIA devices were initialized.", "nothing-driven", ""),
+        (
+            "NVRM: knvlinkDiscoverPostRxDetLinks_GH100: Getting peer0's postRxDetLinkMask failed!",
+            "nvlink",
+            "",
+        ),
+        ("NVRM: Xid (PCI:0000:1b:00): ", "garbled", "0000:1b:00"),
+        ("EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0", "memory-corrected", "MC0"),
+        ("EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0", "machine-check", ""),
+        ("Memory failure: 0x12ab: recovery action for dirty LRU page: Recovered", "machine-check", ""),
+        ("CPU0: Package temperature above threshold, cpu clock throttled", "cpu-throttled", ""),
+        ("CPU3: Core temperature is above threshold, cpu clock is throttled", "cpu-throttled", ""),
+        (
+            "Memory cgroup out of memory: Kill process 471 (python) score 1000 or sacrifice child",
+            "oom",
+            "471",
+        ),
+        ("rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:", "lockup", ""),
+        (
+            "mlx5_core 0000:5c:00.0: High temperature on sensors with bit set 0 1",
+            "module-temperature",
+            "0000:5c:00.0",
+        ),
+        (
+            "mlx5_core 0000:5c:00.0: Port module event[error]: module 0, Cable error, Bus stuck (I2C or data shorted)",
+            "module-error",
+            "0000:5c:00.0",
+        ),
+        (
+            "mlx5_core 0000:5c:00.0: probe_one:1702:(pid 9): mlx5_init_one failed with -110",
+            "nic-health",
+            "0000:5c:00.0",
+        ),
+        ("mlx5_core 0000:5c:00.0 mlx5_3: Port: 1 Link DOWN", "carrier-lost", "mlx5_3"),
+        ("nvme nvme3: I/O 22 (I/O Cmd) QID 5 timeout, aborting", "nvme-slow", "nvme3"),
+        ("nvme nvme4: Disabling device after reset failure: -19", "nvme", "nvme4"),
+        (
+            "EXT4-fs error (device sda2): ext4_lookup:1700: inode #13: comm ls: deleted inode",
+            "io-error",
+            "sda2",
+        ),
+        ("EXT4-fs (dm-0): I/O error while writing superblock", "io-error", "dm-0"),
+        ("md/raid1:md0: Disk failure on nvme1n1p1, disabling device.", "io-error", "md0"),
+        ("nfs: server 10.0.0.5 not responding, still trying", "server-silent", "10.0.0.5"),
+        ("DMAR: [DMA Write] Request device [3b:00.0] fault addr 0x7f000000", "iommu-fault", "3b:00.0"),
         (
             "pci 0000:1b:00.0: 63.008 Gb/s available PCIe bandwidth, limited by 16.0 GT/s",
             "downtrain",
@@ -90,6 +164,9 @@ def test_what_the_kernel_reports_is_an_event_with_its_device(text: str, kind: st
         "nvidia-nvswitch0: SXid (PCI:0000:00:00.0): xyz, Fatal",
         "NVRM: The NVIDIA GPU invalid-bdf.0",
         "usb 1-1: new high-speed USB device",
+        "mlx5_core 0000:5c:00.0: Port module event: module 1, Cable unplugged",
+        "mlx5_core 0000:5c:00.0: 504.112 Gb/s available PCIe bandwidth (32.0 GT/s PCIe x16 link)",
+        "EXT4-fs (sda1): mounted filesystem with ordered data mode",
     ],
 )
 def test_what_only_looks_like_an_event_is_none(text: str) -> None:
@@ -201,6 +278,29 @@ def test_the_text_of_an_xid_decides_where_its_number_does_not(
     event = xid_of(number, text)
     judged = xid.judge(event, [event], {})
     assert (judged.verdict, judged.action) == (verdict, action)
+
+
+def test_the_last_recovery_action_of_a_gpu_has_the_last_word() -> None:
+    asked, done = (
+        f"NVRM: Xid (PCI:0000:1b:00): 154, GPU recovery action changed from {change}"
+        for change in ("0x0 (None) to 0x1 (GPU Reset Required)", "0x1 (GPU Reset Required) to 0x0 (None)")
+    )
+
+    def told(*lines: str, form: str = "[  1.0] {}") -> list[str]:
+        found = events(parse("".join(form.format(line) + "\n" for line in lines)))
+        return [xid.judge(event, found, {}).verdict for event in found]
+
+    assert told(asked) == [FAIL]
+    assert told(asked, done) == [PASS, PASS]
+    assert told(asked, done, asked) == [FAIL, PASS]
+    earlier, later = Event("xid", "0000:1b:00.0", 154, asked, sequence=7), xid_of(154, done)
+    assert xid.judge(earlier, [earlier, later], {}).verdict == FAIL  # whose order nobody knows
+
+
+def test_the_journal_writes_messages_as_bytes_too() -> None:
+    (event,) = events(parse(json.dumps({"MESSAGE": list(LINE.encode())}) + "\n"))
+    assert event.number == 79
+    assert parse('{"MESSAGE": [1, 999]}') == []
 
 
 def test_what_did_not_help_is_not_tried_again() -> None:

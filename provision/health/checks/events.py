@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from provision.health import xid
-from provision.health.catalogue import Found, check, judged, passed
+from provision.health.catalogue import Found, check, judged, passed, unknown
 from provision.health.finding import FAIL, PASS, WARN
 from provision.health.kernel import Event
 from provision.health.limits import Limits
@@ -51,8 +51,12 @@ def xids(node: Device, limits: Limits) -> Iterator[Found]:
     found = _of(node, "xid")
     history = node.get("xid.actions", {})  # "device number" -> action -> how often it was taken
     jobs = int(limits.value("application_xid_jobs"))
-    if not found:
+    garbled = _of(node, "garbled")
+    if not found and not garbled:
         yield passed("no XID")
+    for event in garbled:
+        why = f"an XID whose number cannot be read: {event.text.strip()[:80]}"
+        yield unknown(why, advice="dmesg | grep -i xid", subject=_subject(node, event))
     for event in found:
         judged_ = xid.judge(event, found, history.get(f"{event.device} {event.number}", {}), jobs)
         times = f", {event.count} times" if event.count > 1 else ""
@@ -261,3 +265,31 @@ def fabric_version(node: Device, limits: Limits) -> Iterator[Found]:
     if not refused and (node.told("fabricmanager.version") or not node.told("kernel.events")):
         have, driver = node["fabricmanager.version"], node["driver_version"]
         yield judged(have == driver, f"fabric manager {have}, driver {driver}", "equal", advice=advice)
+
+
+# what the kernel complains of and no other check judges: kind -> what to do
+_COMPLAINTS = {
+    "memory-corrected": "watch it; replace the module if it goes on: rasdaemon, the BMC's event log",
+    "cpu-throttled": "fans, air flow; the BMC's temperatures",
+    "nvme-slow": "nvme smart-log; firmware of the drive; replace it if it goes on",
+    "server-silent": "the file server, and the network to it",
+    "iommu-fault": "which device is it? IOMMU off or passthrough for GPUDirect; its driver and firmware",
+    "nvlink": "nvidia-smi nvlink -s; the fabric manager's log; reset all GPUs if links are down",
+    "nothing-driven": "is nouveau or vfio-pci bound to the GPUs? lspci -nnk -d 10de:",
+}
+
+
+@check(
+    75,
+    "kernel-complaints",
+    "other complaints of the kernel",
+    reads=_KERNEL,
+    accepts="none about memory, temperature, NVMe, file servers, IOMMU, NVLink",
+    action="warn",
+)
+def kernel_complaints(node: Device, limits: Limits) -> Iterator[Found]:
+    found = _of(node, *_COMPLAINTS)
+    if not found:
+        yield passed("none")
+    for event in found:
+        yield Found(WARN, _told(event), "none", _COMPLAINTS[event.kind], subject=_subject(node, event))

@@ -196,7 +196,7 @@ def transceiver(node: Device, limits: Limits) -> Iterator[Found]:
     if node.told("kernel.events"):
         seen = True
         for event in node["kernel.events"]:
-            if event.kind in ("module-power", "module-temperature", "nic-health"):
+            if event.kind in ("module-power", "module-temperature", "module-error", "nic-health"):
                 bad = True
                 yield Found(
                     FAIL,
