@@ -117,6 +117,11 @@ def burn_in(
     return document
 
 
+def logged_in_to(site: Site, nodes: Sequence[Node]) -> list[Node]:
+    """The nodes that a burn-in of `nodes` logs in to: without Slurm on the head, all of them."""
+    return [site.head] if site.enabled("slurm") else [site.head, *nodes]
+
+
 def _through_head(
     site: Site,
     nodes: Sequence[Node],

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from provision.burnin.local import NoTorchError, find_interpreter, run_local
-from provision.burnin.run import WAIT_SECONDS, Options, burn_in
+from provision.burnin.run import WAIT_SECONDS, Options, burn_in, logged_in_to
 from provision.burnin.workload.levels import LEVELS, MINUTES
 from provision.cli.common import (
     INTERRUPTED,
@@ -72,7 +72,7 @@ def burnin(
         refuse(
             f"{among}: no node is of role worker, which is what is burned in: {fold(node.name for node in nodes)}"
         )
-    password = ask_sudo_password(site, [site.head])
+    password = ask_sudo_password(site, logged_in_to(site, nodes))
     options = Options(level=level, minutes=minutes, wait=wait)
     try:
         document = burn_in(site, nodes, options, sudo_password=password, progress=_progress)

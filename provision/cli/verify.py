@@ -52,7 +52,7 @@ def verify(
             close = nearest(name, named)
             advice = f"did you mean {close}?" if close else f"these have: {', '.join(named)}"
             refuse(f"--component {name}: has no checks in {cluster.cluster}; {advice}")
-    password = ask_sudo_password(cluster, nodes)
+    password = ask_sudo_password(cluster, [*nodes, cluster.head])  # which others are tried with
     with watching([node.name for node in nodes]) as progress:
         document = verify_journaled(
             cluster,

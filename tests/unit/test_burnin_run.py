@@ -14,14 +14,14 @@ import typer
 from typer.testing import CliRunner
 
 from provision.burnin import run as module
-from provision.burnin.run import Options, closing_reason, run_burnin
+from provision.burnin.run import Options, closing_reason, logged_in_to, run_burnin
 from provision.cli.verbs import register
 from provision.components.slurm.acceptance import NodeState
 from provision.engine.journal import Journal
 from provision.engine.remote import Output
 from provision.report.model import NodeResult, Verdict
 from provision.report.store import state_directory
-from provision.site.models import Site, SiteFile
+from provision.site.models import Scheduler, Site, SiteFile
 from tests.unit.test_burnin_judge import document
 from tests.unit.test_burnin_judge_speed import transports
 
@@ -136,6 +136,13 @@ def site(tmp_path: Path) -> Site:
         "scheduler": {"slurm": {}},
     }
     return Site.from_file(SiteFile.model_validate(text), tmp_path / "small.yml")
+
+
+def test_without_slurm_it_logs_in_to_the_nodes_themselves(site: Site) -> None:
+    nodes = site.with_role("worker")
+    assert logged_in_to(site, nodes) == [site.head]
+    alone = Site.from_file(site.file.model_copy(update={"scheduler": Scheduler()}), site.path)
+    assert logged_in_to(alone, nodes) == [alone.head, *nodes]
 
 
 def burn_in(site: Site, head: Head, *, admit: bool = False, stop: bool = False):

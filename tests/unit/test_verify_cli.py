@@ -215,3 +215,14 @@ def test_a_missing_sudo_password_is_wrong_input(
     answer = provision("verify", site)
     assert answer.exit_code == 2
     assert "PROVISION_SUDO_PASSWORD" in answer.stderr
+
+
+def test_the_head_that_other_nodes_are_tried_with_may_want_a_password_too(
+    site: Path, provision: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PROVISION_SUDO_PASSWORD", raising=False)
+    head = "{hosts: head-1, roles: [head], access: {user: ops, sudo_password: true}}"
+    site.write_text(SITE.replace("{hosts: head-1, roles: [head]}", head))
+    answer = provision("verify", site, "--limit", "gpu-1")
+    assert answer.exit_code == 2
+    assert "head-1 needs a sudo password" in answer.stderr
