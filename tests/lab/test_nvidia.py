@@ -1,6 +1,6 @@
 """NVIDIA's software for real, from Debian's own packages: the lock, a module that does not build, and one that does.
 
-Building the kernel modules takes five minutes on an idle machine.
+Building the kernel modules takes five minutes on an idle machine; the CUDA toolkit is 2 GB to fetch, 5 GB on disk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ GPU = {
     "roles": ["worker", "monitor"],  # any role that bench wants
     "gpu": {"model": "h100-sxm", "count": 2},
 }
-NVIDIA = {"source": "distribution", "nccl": "2.22.3", "also": ["slurm-nvml"]}
+NVIDIA = {"source": "distribution", "cuda": "12.4", "nccl": "2.22.3", "also": ["slurm-nvml"]}
+KERNEL = "__global__ void twice(float *x) { x[threadIdx.x] *= 2; }\n"
 BUILD = 3600.0  # seconds, on a machine that does other things, too
 BROKEN = "/etc/dkms/nvidia-current.conf"  # dkms lets it override the package's own way of building
 COMPILER = "nv-pci.c:237:9: error: too few arguments to function 'pci_resize_resource'"
@@ -69,7 +70,8 @@ def on(lab: Lab, site: Path) -> Iterator[Bench]:
 
 def test_a_set_that_cannot_work_is_refused_before_any_node_is_touched(site: Path, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yml"
-    wrong.write_text(site.read_text().replace("source: distribution", "branch: 570\n  cuda: '13.0'"))
+    text = site.read_text().replace("source: distribution", "branch: 570")
+    wrong.write_text(text.replace("cuda: '12.4'", "cuda: '13.0'"))
     answer = provision("lock", str(wrong))
     assert answer.rc == 2
     assert "CUDA 13.0 needs driver 580.65.06 or newer" in answer.stderr
@@ -110,6 +112,14 @@ def test_a_module_that_does_not_build_leaves_the_packages_whole(lab: Lab, site: 
 
 def test_a_second_apply_changes_nothing(on: Bench) -> None:
     assert on.apply() == dict.fromkeys(on.site.nodes, 0)
+
+
+def test_the_toolkit_makes_code_for_the_nodes_gpus(on: Bench) -> None:
+    assert "release 12.4" in on.lab.inside(WORKER, "nvcc --version")
+    on.lab.inside(WORKER, "cat >/root/twice.cu", stdin=KERNEL)
+    on.lab.inside(
+        WORKER, "cd /root && nvcc -arch=sm_90 -cubin twice.cu && cuobjdump -elf twice.cubin | grep -q sm_90"
+    )
 
 
 def test_every_check_is_tried(on: Bench) -> None:
