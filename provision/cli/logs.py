@@ -10,7 +10,6 @@ from rich.text import Text
 
 from provision.cli.common import (
     JsonOption,
-    LimitOption,
     SiteArgument,
     answer,
     ask_sudo_password,
@@ -33,10 +32,21 @@ from provision.report.model import Verdict
 
 _WARNING = 4  # syslog's priority
 
+NodesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--limit",
+        "--node",
+        "-l",
+        metavar="NODES",
+        help="Of these: a host list, names of groups or roles; gpu-[1-4],head.",
+    ),
+]
+
 
 def logs(
     site: SiteArgument,
-    limit: LimitOption = None,
+    limit: NodesOption = None,
     unit: Annotated[
         list[str] | None, typer.Option("--unit", "-u", metavar="UNIT", help="Of this unit; repeatable.")
     ] = None,
@@ -69,7 +79,7 @@ def logs(
 ) -> None:
     """Show what nodes have logged, oldest first, also of nodes that are down.
 
-    Example: provision logs lab --limit gpu --kernel --since -1h --grep Xid
+    Example: provision logs lab --node gpu --kernel --since -1h --grep Xid
     """
     cluster = open_site(site)
     if not cluster.enabled("logs"):

@@ -245,7 +245,7 @@ def as_installed(file: Path) -> str:
     document = yaml.safe_load(file.read_text())
     document["rule_files"] = [f"{exports.RULES}/provision-{file.stem}.yml"]
     for group in document["tests"]:
-        for expected in group["alert_rule_test"]:
+        for expected in group.get("alert_rule_test", ()):
             for alert in expected.get("exp_alerts", ()):
                 alert["exp_annotations"]["runbook"] = exports.runbook(file.stem, expected["alertname"])
     return yaml.safe_dump(document, width=1000)

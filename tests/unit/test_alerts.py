@@ -60,7 +60,7 @@ def test_a_section_is_short_and_says_what_to_look_at_and_do_and_whether_it_can_w
 
 def test_there_is_no_runbook_of_something_else() -> None:
     assert {path.stem for path in RUNBOOKS.glob("*.md")} == {"README", *FILES}
-    assert {path.stem for path in TESTS.glob("*.yml")} == set(FILES)
+    assert {path.stem for path in TESTS.glob("*.yml")} == set(rule_groups())
 
 
 def anchors(path: Path) -> set[str]:
@@ -103,7 +103,19 @@ def test_every_alert_is_tried_firing_and_not_firing(file: str) -> None:
     assert quiet == set(names(file))
 
 
-@pytest.mark.parametrize("file", FILES)
+def test_every_recording_is_tried() -> None:
+    recorded = {
+        rule["record"]
+        for groups in rule_groups().values()
+        for group in groups
+        for rule in group["rules"]
+        if "record" in rule
+    }
+    (tests,) = yaml.safe_load((TESTS / "recording.yml").read_text())["tests"]
+    assert {each["expr"] for each in tests["promql_expr_test"]} == recorded
+
+
+@pytest.mark.parametrize("file", sorted(rule_groups()))
 def test_rules_do_what_their_tests_say(file: str) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:

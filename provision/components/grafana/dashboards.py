@@ -244,6 +244,16 @@ DASHBOARDS = (
                 "GPUs of accounts",
                 [('sum by (account) (slurm_jobs_gpus{state="running"}) or on () vector(0)', "{{account}}")],
             ),
+            Panel(
+                "GPUs by type",
+                [
+                    ("sum by (type) (slurm_node_gpus_allocated)", "{{type}} allocated"),
+                    (
+                        "sum by (type) (slurm_node_gpus) - sum by (type) (slurm_node_gpus_allocated)",
+                        "{{type}} idle",
+                    ),
+                ],
+            ),
             Panel("Fair share", [("slurm_fair_share", "{{account}} {{user}}")]),
             Panel(
                 "Scheduler's cycles",
