@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -169,7 +171,9 @@ def test_samples_go_to_and_come_from_other_servers(tmp_path: Path) -> None:
     site = make_site(
         tmp_path,
         remote_write=[{"url": "https://store.example/api/v1/write", "user": "lab", "password": "w0rd"}],
-        federation=[{"server": "other.example:9090", "match": ['{job="node"}']}],
+        federation=[
+            {"server": "other.example:9090", "match": ['{job="node"}'], "authority": "/etc/ssl/other.pem"}
+        ],
     )
     document = yaml.safe_load(exports.prometheus_yml(site, site.head, settings(site)))
     assert document["remote_write"] == [
@@ -178,7 +182,47 @@ def test_samples_go_to_and_come_from_other_servers(tmp_path: Path) -> None:
     job = document["scrape_configs"][-1]
     assert (job["metrics_path"], job["honor_labels"]) == ("/federate", True)
     assert job["params"] == {"match[]": ['{job="node"}']}
+    assert job["tls_config"] == {"ca_file": "/etc/ssl/other.pem"}
     assert "basic_auth" not in job
+
+
+EVERYTHING: dict[str, Any] = {
+    "alerts": {
+        "webhook": "https://hook.example/x",
+        "slack": {"url": "https://chat.example/T1", "channel": "#gpu"},
+        "mail": {
+            "to": ["a@example.org"],
+            "sender": "cluster@example.org",
+            "smarthost": "mail.example.org:587",
+            "user": "cluster",
+            "password": "pa55",
+        },
+    },
+    "remote_write": [{"url": "https://store.example/api/v1/write", "user": "lab", "password": "w0rd"}],
+    "federation": [
+        {"server": "other.example:9090", "match": ['{job="node"}'], "authority": "/etc/ssl/ca.pem"}
+    ],
+}
+
+
+def configurations(tmp_path: Path) -> dict[str, str]:
+    """The command that checks a file -> the file, with every option that a site can name."""
+    site = make_site(tmp_path, **EVERYTHING)
+    return {
+        "promtool check config --syntax-only": exports.prometheus_yml(site, site.head, settings(site)),
+        "amtool check-config": exports.alertmanager_yml(site, settings(site)),
+    }
+
+
+@pytest.mark.parametrize("command", ["promtool check config --syntax-only", "amtool check-config"])
+def test_the_programs_take_every_option(tmp_path: Path, command: str) -> None:
+    program, *words = command.split()
+    if shutil.which(program) is None:
+        pytest.skip(f"no {program} here: the lab has it")
+    path = tmp_path / "configuration.yml"
+    path.write_text(configurations(tmp_path)[command])
+    done = subprocess.run([program, *words, path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_secrets_of_receivers_come_from_file_environment_or_text(

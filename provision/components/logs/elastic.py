@@ -149,6 +149,7 @@ def kibana_yml(node: Node, passwords: Mapping[str, bytes]) -> str:
         "server.host": node.address or "0.0.0.0",
         "server.port": KIBANA_PORT,
         "server.publicBaseUrl": kibana_url(node),
+        "path.data": "/var/lib/kibana",
         "server.ssl.enabled": True,
         "server.ssl.certificate": certificates.CERTIFICATE,
         "server.ssl.key": key,

@@ -221,27 +221,28 @@ def prometheus_yml(site: Site, node: Node, settings: MonitoringSettings) -> str:
                 "metrics_path": "/federate",
                 "params": {"match[]": other.match},
                 "static_configs": [{"targets": [other.server]}],
-                **_login(site, other, f"monitoring.federation.{index}.password"),
+                **_reached(site, other, f"monitoring.federation.{index}.password"),
             }
             for index, other in enumerate(settings.federation)
         ],
     }
     if settings.remote_write:
         document["remote_write"] = [
-            {"url": other.url, **_login(site, other, f"monitoring.remote_write.{index}.password")}
+            {"url": other.url, **_reached(site, other, f"monitoring.remote_write.{index}.password")}
             for index, other in enumerate(settings.remote_write)
         ]
     return yaml.safe_dump(document, sort_keys=False)
 
 
-def _login(site: Site, other: RemoteWrite | Federation, key: str) -> dict[str, Any]:
-    """How to log in at another server; nothing where it takes everybody."""
+def _reached(site: Site, other: RemoteWrite | Federation, key: str) -> dict[str, Any]:
+    """How to trust another server and log in there; nothing where everybody knows it and it takes everybody."""
+    trust = {"tls_config": {"ca_file": other.authority}} if other.authority else {}
     if other.user is None:
-        return {}
+        return trust
     login = {"username": other.user}
     if other.password:
         login["password"] = reveal(site, other.password, key)
-    return {"basic_auth": login}
+    return {**trust, "basic_auth": login}
 
 
 def runbook(file: str, alert: str) -> str:

@@ -16,11 +16,13 @@ from provision.site.hidden import Secretive
 
 _DURATION = re.compile(r"(?=\d)(\d+y)?(\d+w)?(\d+d)?(\d+h)?(\d+m)?(\d+s)?(\d+ms)?")
 _SIZE = re.compile(r"\d+(KB|MB|GB|TB|PB)")
+_PATH = re.compile(r"/\S+")
 _SMARTHOST = re.compile(r"(\[[0-9A-Fa-f:]+\]|[^\s:\[\]]+):\d{1,5}")
 
 
 Duration = Annotated[str, matches(_DURATION, "a duration as Prometheus writes it: 15s, 30d, 1h30m")]
 Size = Annotated[str, matches(_SIZE, "a size with its unit: 512MB, 50GB")]
+Authority = Annotated[str, matches(_PATH, "an absolute path on the monitors")]
 Smarthost = Annotated[str, matches(_SMARTHOST, "host:port of the mail server: mail.example.org:587")]
 
 
@@ -57,6 +59,7 @@ class RemoteWrite(Settings):
     url: str
     user: str | None = None
     password: Secretive | None = None
+    authority: Authority | None = None  # whose certificate it has; left out: one that the monitors know
 
 
 class Federation(Settings):
@@ -67,6 +70,7 @@ class Federation(Settings):
     scheme: Literal["http", "https"] = "https"
     user: str | None = None
     password: Secretive | None = None
+    authority: Authority | None = None
 
 
 class MonitoringSettings(Settings):
