@@ -216,6 +216,7 @@ PATTERNS: dict[str, Pattern[str]] = {
         r"|EXT4-fs error \(device ([^)]+)\)|EXT4-fs \(([^)]+)\): (?:I/O error while|failed to convert)"
         r"|md/\w+:(\w+): Disk failure on"
     ),
+    "file-limit": re.compile(r"VFS: file-max limit \d+ reached"),
     "server-silent": re.compile(r"nfs: server (\S+) not responding|Lustre: .*Connection to (\S+) .*was lost"),
     "iommu-fault": re.compile(
         rf"DMAR: \[.*Request device \[({_SHORT})\] fault|AMD-Vi: Event logged \[IO_PAGE_FAULT .*device=({_SHORT})"
@@ -266,6 +267,7 @@ _WORDS = (
     "nfoROM",
     "driver interface version",
     "stall",
+    "file-max",
     "ower budget",
     "emperature",
     "Disk failure",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from provision.health.finding import FAIL, WARN
-from provision.health.kernel import event_of, events, parse
+from provision.health.kernel import address, event_of, events, parse
 from provision.health.readings import Device
 from provision.inspect.recording import Kind, Recording
 
@@ -106,7 +106,42 @@ def parse_systemctl(text: str) -> Recording:
     return found
 
 
+_MANAGER = re.compile(r"\[\w{3} +\d+ \d{4} [\d:]+\] \[(\w+)\] \[tid \d+\] (.*)")
+
+
+def is_manager(text: str) -> bool:
+    return any(_MANAGER.fullmatch(line) for line in text.splitlines()[:20])
+
+
+def parse_manager(text: str) -> Recording:
+    found = Recording("fabric manager's log")
+    told: dict[tuple[str, str], int] = {}
+    lines = 0
+    for line in text.splitlines():
+        match = _MANAGER.fullmatch(line)
+        lines += match is not None
+        if match and match[1] not in ("INFO", "DEBUG"):
+            told[match[1], match[2]] = told.get((match[1], match[2]), 0) + 1
+    for (level, words), count in told.items():
+        mild = level.startswith("WARN") or "non-fatal" in words
+        switch = re.search(r"pci bus id ([\da-fA-F:.]+)", words)
+        found.find(
+            WARN if mild else FAIL,
+            "fabric-manager",
+            f"NVSwitch {address(switch[1])}" if switch else "node",
+            f"{words[:140]}{f', {count} times' if count > 1 else ''}",
+            "no error",
+            action="warn" if mild else "drain",
+            advice="dmesg | grep SXid; nvidia-smi nvlink -s; reset all GPUs, or reboot",
+        )
+    if not found.findings:
+        found.tell("fabric-manager", "node", f"no error in {lines} messages")
+    found.about = f"{lines} messages"
+    return found
+
+
 KINDS = (
+    Kind("fabric manager's log", is_manager, parse_manager),
     Kind("systemd's messages", is_systemctl, parse_systemctl),
     Kind("kernel messages", is_it, parse_log),
 )

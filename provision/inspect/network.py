@@ -30,6 +30,7 @@ def parse_ibstat(text: str) -> Recording:
     ports: list[Device] = []
     adapters: dict[str, int | None] = {}
     firmware: dict[str, str] = {}
+    types: dict[str, str] = {}
     adapter = ""
     for line in text.splitlines():
         begun = re.match(r"CA '([^']+)'", line)
@@ -46,6 +47,8 @@ def parse_ibstat(text: str) -> Recording:
                     found.kind,
                 )
             )
+        elif field and field[1] == "CA type":
+            types[adapter] = field[2]
         elif field and field[1] == "Number of ports" and field[2].isdigit():
             adapters[adapter] = int(field[2][:4])
         elif field and field[1] == "Firmware version":
@@ -67,10 +70,32 @@ def parse_ibstat(text: str) -> Recording:
             port.values.pop("lid", None)  # 0 is right there
         if port.get("phys_state") != "LinkUp":
             port.values.pop("rate", None)  # what a port that is down says of its rate means nothing
-    if ports and not text.endswith("\n"):
+    if ports and not _whole(text):
         found.cut("ends in the middle of a line")
+    for port, usual in _slower(ports, types):
+        found.find(
+            WARN,
+            "port",
+            port.subject,
+            f"{port['rate']:g} Gbit/s",
+            f"{usual:g} Gbit/s as all others of its type",
+            action="warn",
+            advice="cable, transceiver, or the switch's port",
+        )
     found.node = Device("node", {"ports": ports}, found.kind)
     found.about = f"{len(adapters)} adapters, {len(ports)} ports"
+    return found
+
+
+def _slower(ports: list[Device], types: dict[str, str]) -> list[tuple[Device, float]]:
+    """The one port that is slower than all others of its type of adapter, of three or more, with their rate."""
+    found = []
+    for kind in set(types.values()):
+        alike = [port for port in ports if types.get(port["device"]) == kind and port.get("rate") is not None]
+        rates = Counter(port["rate"] for port in alike)
+        if len(alike) > 3 and len(rates) == 2 and min(rates.values()) == 1:
+            usual = rates.most_common(1)[0][0]
+            found += [(port, usual) for port in alike if port["rate"] < usual]
     return found
 
 
@@ -114,18 +139,26 @@ def parse_ibstatus(text: str) -> Recording:
             port.values.setdefault("state", "unknown")
         if port.get("link_layer") == "Ethernet":
             port.values.pop("lid", None)
-    if not text.endswith("\n"):
+    if not _whole(text):
         found.cut("ends in the middle of a line")
     found.node = Device("node", {"ports": ports}, found.kind)
     found.about = f"{len(ports)} ports"
     return found
 
 
-_DEV = re.compile(r"(\S+) port (\d+) ==> (\S+) \((\w+)\)\s*")
+def _whole(text: str) -> bool:
+    """Whether the last line of ibstat or ibstatus is whole: with its end, or with the last word of a port."""
+    return text.endswith("\n") or re.search(r"[Ll]ink.layer: +(?:InfiniBand|Ethernet)$", text) is not None
+
+
+# with -v the PCI address stands first, board, firmware and the port's state between
+_DEV = re.compile(
+    r"(?:[\da-f]{4}:[\da-f]{2}:[\da-f]{2}\.\d )?(\S+) (?:.* )?port (\d+) (?:\(\w+ *\) )?==> (\S+) \((\w+)\)\s*"
+)
 
 
 def is_ibdev2netdev(text: str) -> bool:
-    return re.search(r"^\S+ port \d+ ==> \S+ \(\w+\)", text, re.MULTILINE) is not None
+    return any(_DEV.fullmatch(line) for line in text.splitlines()[:20])
 
 
 def parse_ibdev2netdev(text: str) -> Recording:
@@ -147,8 +180,6 @@ def parse_ibdev2netdev(text: str) -> Recording:
             )
         elif line.strip():
             found.cut(f"not a line of ibdev2netdev: {line[:60]!r}")
-    if not text.endswith("\n"):
-        found.cut("ends in the middle of a line")
     found.node.values["port.count"] = len(states)
     found.about = f"{len(states)} ports, {states.count('Up')} up"
     return found
@@ -216,10 +247,41 @@ def parse_perfquery(text: str) -> Recording:
             )
     if not ports:
         found.cut("no counter in it")
-    if not text.endswith("\n"):
-        found.cut("ends in the middle of a line")
     found.node = Device("node", {"ports": ports}, found.kind)
     found.about = f"{len(ports)} ports"
+    return found
+
+
+def is_details(text: str) -> bool:
+    return re.search(r"^# Port\w+Details counters: ", text, re.MULTILINE) is not None
+
+
+def parse_details(text: str) -> Recording:
+    found = Recording("perfquery's details")
+    subject = ""
+    told = 0
+    for line in text.splitlines():
+        head = re.match(r"# Port\w+ counters: Lid (\d+) port (\d+)", line)
+        counter = re.match(r"(\w*Errors\w*):\.+(\d+)\s*$", line)
+        if head:
+            subject = f"lid {head[1]} port {head[2]}"
+        elif counter:
+            told += 1
+            if counter[2].strip("0"):
+                found.find(
+                    WARN,
+                    "symbol-errors",
+                    subject or "port",
+                    f"{counter[1]} {counter[2]}",
+                    "0",
+                    action="warn",
+                    why="since the counters were reset",
+                    advice="perfquery -R, then read again: does it grow?",
+                )
+    if not told:
+        found.cut("no counter in it")
+    elif not found.findings:
+        found.tell("symbol-errors", subject or "port", f"{told} counters at 0")
     return found
 
 
@@ -461,8 +523,6 @@ def parse_rdma(text: str) -> Recording:
             ports.append(Device(f"{told[1]}:{told[2]}", values, found.kind))
         elif line.strip():
             found.cut(f"not a line of rdma link: {line.strip()[:60]!r}")
-    if not text.endswith("\n"):
-        found.cut("ends in the middle of a line")
     found.node = Device("node", {"ports": ports}, found.kind)
     found.about = f"{len(ports)} ports"
     return found
@@ -474,6 +534,7 @@ KINDS = (
     Kind("ibstat", is_ibstat, parse_ibstat),
     Kind("ibstatus", is_ibstatus, parse_ibstatus),
     Kind("ibdev2netdev", is_ibdev2netdev, parse_ibdev2netdev),
+    Kind("perfquery's details", is_details, parse_details),
     Kind("perfquery", is_perfquery, parse_perfquery),
     Kind("ibnetdiscover -p", is_ibnetdiscover, parse_ibnetdiscover),
     Kind("network interfaces (JSON)", is_manifest, parse_manifest),

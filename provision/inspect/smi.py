@@ -46,6 +46,7 @@ _TEXTS = {
     "fabric.health.summary",
     "inforom.checksum_validation",
     "compute_mode",
+    "clocks_event_reasons.active",
 }
 _MODES = {"ecc.mode.current", "ecc.mode.pending", "mig.mode.current", "mig.mode.pending", "persistence_mode"}
 _FLAGS = {
@@ -245,7 +246,9 @@ def canonical(paths: dict[str, str]) -> dict[str, Any]:
             if f"{power}/{each}" in paths
         ]
         if told:
-            found[name] = next((each for each in told if isinstance(each, (int, float))), told[0])
+            found[name] = next(
+                (each for kind in ((int, float), Unread) for each in told if isinstance(each, kind)), told[0]
+            )
     for name, ways in _SUMS.items():
         for way in ways:
             if all(path in paths for path in way):
@@ -275,6 +278,31 @@ def _gpu(number: int, values: dict[str, Any], source: str) -> Device:
     bus = values.get("pci.bus_id")
     subject = f"GPU {number}" + (f" {bus}" if isinstance(bus, str) else "")
     return Device(subject, {"index": number, **values}, source)
+
+
+def _unreadable(found: Recording, gpus: Iterable[Device]) -> None:
+    """Say of each GPU that it does not tell what it should: many fields of a GPU that is lost, one of a busy driver."""
+    for gpu in gpus:
+        unread = [
+            f"{name}: {told.why}"
+            for name, told in gpu.values.items()
+            if isinstance(told, Unread) and told.why.startswith("nvidia-smi says")
+        ]
+        unread = [each for each in unread if not each.startswith("temperature.memory")]
+        if unread:
+            many = len(unread) > 2
+            found.find(
+                UNKNOWN,
+                "gpu-readable",
+                gpu.subject,
+                "; ".join(unread[:2]) + (f" and {len(unread) - 2} more" if many else ""),
+                "values",
+                action="reboot" if many else None,
+                advice="a GPU that answers so is lost: dmesg | grep NVRM"
+                if many
+                else "read it again; dmesg | grep NVRM",
+                why="the driver cannot read it",
+            )
 
 
 def _version(*texts: str | None) -> str | None:
@@ -337,6 +365,7 @@ def parse_xml(text: str) -> Recording:
     lost = _lost(before)
     if lost:
         found.node.values["lost"] = lost
+    _unreadable(found, gpus)
     if not gpus and not lost:
         found.cut("no GPU in it")
     found.about = _about(gpus, driver)
@@ -415,20 +444,7 @@ def parse_q(text: str) -> Recording:
     if lost:
         found.node.values["lost"] = lost
     _whole(found, text, blocks)
-    for gpu in gpus:
-        for name, told in gpu.values.items():
-            if isinstance(told, Unread) and name not in ("temperature.memory",):
-                found.find(
-                    UNKNOWN,
-                    "gpu-readable",
-                    gpu.subject,
-                    f"{name}: {told.why}",
-                    "values",
-                    action="reboot",
-                    advice="a GPU that answers so is lost: dmesg | grep NVRM",
-                    why="the driver cannot read it",
-                )
-                break
+    _unreadable(found, gpus)
     found.about = _about(gpus, driver)
     return found
 
@@ -440,7 +456,12 @@ def _whole(found: Recording, text: str, blocks: list[tuple[str, dict[str, str], 
     for bus, paths, last in blocks:
         if "product_name" in paths and last not in _ENDS:
             found.cut(f"GPU {bus} ends in the section {last!r}: cut off?")
-    if not text.endswith("\n") and len(text) > 1 and "NVSMI LOG" in text:
+    last = text.rpartition("\n")[2]
+    if (
+        last
+        and "NVSMI LOG" in text
+        and not re.search(r": (?:None|N/A|Enabled|Disabled|\d+ [A-Za-z/]+)$", last)
+    ):
         found.cut("ends in the middle of a line")
     for bus, paths, _ in blocks:
         broken = [path for path, told in paths.items() if re.search(r"Unknown Error", told)]
@@ -489,6 +510,7 @@ def parse_table(text: str) -> Recording:
         gpu.values["processes.listed"] = len(
             re.findall(rf"^\|\s+{gpu.values['index']}\s+\S+\s+\S+\s+\d+\s+[CGM+]", text, re.MULTILINE)
         )
+    _unreadable(found, gpus)
     if not gpus:
         found.cut("the table has no GPU")
     elif not ends_with_border(text):
@@ -654,8 +676,9 @@ def parse_list(text: str) -> Recording:
                 gpu.subject,
                 f"{len(gpu['mig.devices'])} MIG devices: {', '.join(gpu['mig.devices'])}",
             )
-    if [line for line in odd if not _LOST.search(line)] or not text.endswith("\n"):
-        found.cut(f"not a line of the list: {odd[0][:60]!r}" if odd else "ends in the middle of a line")
+    strange = [line for line in odd if not _LOST.search(line)]
+    if strange:
+        found.cut(f"not a line of the list: {strange[0][:60]!r}")
     found.about = _about(gpus, None)
     return found
 
@@ -663,9 +686,14 @@ def parse_list(text: str) -> Recording:
 # ---- nvlink
 
 
+_OF_LINKS = re.compile(
+    r"^GPU (\d+): (.+?)(?: \(UUID: (GPU-[0-9a-fA-F-]+)\))?[ \t]*$", re.MULTILINE
+)  # old ones lack it
+
+
 def is_nvlink(text: str) -> bool:
-    return _LISTED.search(text) is not None and bool(
-        re.search(r"^\s*Link \d+:|nvlink", text, re.MULTILINE | re.IGNORECASE)
+    return _OF_LINKS.search(text) is not None and bool(
+        re.search(r"^\s*Link \d+[:,]|nvlink", text, re.MULTILINE | re.IGNORECASE)
     )
 
 
@@ -675,6 +703,16 @@ _LINK_ERROR = re.compile(
 )
 
 
+# -c, -R and -p
+_WIRING = re.compile(
+    r"\s*Link \d+, .+ supported: (?:true|false)"
+    r"|\s*Link \d+: (?:Remote Device )?[\da-fA-F]{8}:[\da-fA-F]{2}:[\da-fA-F]{2}\.\d\b"
+)
+# traffic, rates of bit errors, and the histogram of what FEC has corrected: bin 0 are symbols without an error
+_UNJUDGED = re.compile(
+    r"\s*Link \d+: (?:FEC Errors - \d+:|(?:Raw|Effective|Symbol) BER|[TR]x (?:packets|bytes)|Link recovery successful"
+    r"|(?:Unit|Raw|Data|BER)\b)"
+)
 _OTHER_ERROR = re.compile(
     r"\s*Link (\d+): (.*(?:errors|discards|recovery failed|events)\b.*?): (\d+)\s*", re.IGNORECASE
 )
@@ -683,9 +721,9 @@ _OTHER_ERROR = re.compile(
 def parse_nvlink(text: str) -> Recording:
     found = Recording("nvidia-smi nvlink")
     gpus: list[Device] = []
-    errors = False
+    errors = wiring = False
     for line in text.splitlines():
-        listed = _LISTED.match(line)
+        listed = _OF_LINKS.match(line)
         if listed:
             gpus.append(_gpu(int(listed[1][:9]), {"name": listed[2], "uuid": listed[3]}, found.kind))
             continue
@@ -696,6 +734,9 @@ def parse_nvlink(text: str) -> Recording:
             errors = True
             _link_error(gpus[-1], int(error[1][:9]), error[2].lower(), error[3])
             continue
+        if _WIRING.match(line):
+            wiring = True
+            continue
         state = _LINK_STATE.fullmatch(line)
         if state and (state[2] or state[3]):
             link: dict[str, Any] = {"link": int(state[1][:9]), "up": state[2] is None}
@@ -704,7 +745,7 @@ def parse_nvlink(text: str) -> Recording:
             gpus[-1].values.setdefault("nvlink.links", []).append(link)
         elif re.search(r"all links are inactive", line, re.IGNORECASE):
             gpus[-1].values["nvlink.links"] = []
-        elif (other := _OTHER_ERROR.fullmatch(line)) is not None:
+        elif not _UNJUDGED.match(line) and (other := _OTHER_ERROR.fullmatch(line)) is not None:
             errors = True
             gpus[-1].values.setdefault("nvlink.other", []).append(other[1])
             if other[3].strip("0"):
@@ -721,14 +762,19 @@ def parse_nvlink(text: str) -> Recording:
         elif re.search(r"not have or support|not supported|not support nvlink", line, re.IGNORECASE):
             why = Absent(line.strip())
             gpus[-1].values.update({"nvlink.links": why, "nvlink.errors": why})
-        elif not re.match(
-            r"\s*Link \d+[,:] (?:P2P|Access|SLI|System|Remote|Unit|Raw|Data|Link|Malformed|Buffer|Local|Tx|Rx"
-            r"|Effective|Symbol|FEC|BER)",
-            line,
-        ):
+        elif not _UNJUDGED.match(line):
             found.cut(f"not a line of nvlink: {line.strip()[:60]!r}")
     found.node = Device("node", {"gpus": gpus}, found.kind)
     found.kind = "nvidia-smi nvlink -e" if errors else "nvidia-smi nvlink -s"
+    if wiring and not any(gpu.told("nvlink.links") or gpu.told("nvlink.errors") for gpu in gpus):
+        found.kind = "nvidia-smi nvlink"
+        found.find(
+            SKIP,
+            "nvlink-count",
+            "all GPUs",
+            why="where links lead or what they can, not whether they are up: -s",
+        )
+        return found
     for gpu in gpus:
         if not (gpu.told("nvlink.links") or gpu.told("nvlink.errors") or gpu.told("nvlink.other")):
             found.cut(f"{gpu.subject} without a link: cut off?")
@@ -741,8 +787,6 @@ def parse_nvlink(text: str) -> Recording:
     counts = {len(gpu.get("nvlink.errors") or gpu.get("nvlink.links") or []) for gpu in gpus}
     if len(counts) > 1:
         found.cut(f"GPUs with {' and '.join(map(str, sorted(counts)))} links: cut off?")
-    if not text.endswith("\n"):
-        found.cut("ends in the middle of a line")
     found.about = _about(gpus, None)
     return found
 
@@ -886,6 +930,7 @@ def parse_csv(text: str) -> Recording:
     drivers = {gpu.get("driver_version") for gpu in gpus} - {None}
     if len(drivers) == 1:
         found.node.values["driver_version"] = drivers.pop()
+    _unreadable(found, gpus)
     if not gpus and not found.findings:
         found.cut("a header without a row")
     if not text.endswith("\n"):
@@ -938,6 +983,16 @@ def _given_up(found: Recording, subject: str, row: Iterable[str]) -> None:
         )
 
 
+# bits of clocks_event_reasons.active, as NVML has them
+_REASONS = {
+    "sw_power_cap": 0x4,
+    "hw_slowdown": 0x8,
+    "sw_thermal_slowdown": 0x20,
+    "hw_thermal_slowdown": 0x40,
+    "hw_power_brake_slowdown": 0x80,
+}
+
+
 def _chains(values: dict[str, Any]) -> None:
     """Readings that have several columns."""
     for name, others in (("power.draw", ("power.draw.instant", "power.draw.average")),):
@@ -946,6 +1001,12 @@ def _chains(values: dict[str, Any]) -> None:
                 if isinstance(values.get(other), (int, float)):
                     values[name] = values[other]
                     break
+    reasons = str(values.get("clocks_event_reasons.active", ""))
+    if re.fullmatch(r"0x[0-9a-fA-F]{1,16}", reasons):
+        for name, bit in _REASONS.items():
+            values.setdefault(
+                f"clocks_event_reasons.{name}", "Active" if int(reasons, 16) & bit else "Not Active"
+            )
     parity, secded = (
         values.get(f"ecc.errors.uncorrected.aggregate.sram.{each}") for each in ("parity", "secded")
     )
@@ -979,6 +1040,12 @@ def _retired(columns: list[str], rows: Iterable[list[str]]) -> Recording:
 
 
 def _processes(columns: list[str], rows: Iterable[list[str]]) -> Recording:
+    if any(column.startswith(("max_memory_usage", "gpu_util")) for column in columns):
+        found = Recording("nvidia-smi --query-accounted-apps")
+        found.find(
+            SKIP, "gpu-idle", "all GPUs", f"{sum(1 for _ in rows)} processes", why="those that have ended"
+        )
+        return found
     found = Recording("nvidia-smi --query-compute-apps")
     busy = 0
     for row in rows:

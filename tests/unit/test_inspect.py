@@ -112,6 +112,7 @@ TABLE = """Tue Mar  4 08:12:38 2025
 NVLINK = "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-00000000-0000-0000-0000-000000000001)\n" + "".join(
     f"\t Link {number}: 26.562 GB/s\n" for number in range(18)
 )
+LINKS = NVLINK.partition("\n")[2]
 ERRORS = "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-00000000-0000-0000-0000-000000000001)\n" + "".join(
     f"\t Link {number}: {kind} Errors: 0\n" for number in range(4) for kind in ("Replay", "Recovery", "CRC")
 )
@@ -123,6 +124,7 @@ TOPO = (
     "\t\x1b[4mGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m\n"
     "GPU0\t X \tNV18\tPXB\t0-31\t0\nGPU1\tNV18\t X \tSYS\t0-31\t0\nNIC0\tPXB\tSYS\t X \t\t\n"
 )
+P2P = "\tGPU0\tGPU1\n GPU0\tX\tOK\n GPU1\tOK\tX\n\nLegend:\n\n  OK   = Status Ok\n"
 CSV = (
     "index, name, temperature.gpu, power.draw [W], clocks_throttle_reasons.hw_thermal_slowdown\n"
     "0, Tesla M40, 41, 61.20 W, Not Active\n1, GeForce GTX 745, 38, [Not Supported], [N/A]\n"
@@ -349,6 +351,15 @@ def test_no_damage_makes_a_parser_fail(name: str, data: st.DataObject) -> None:
         (Q.replace(": 0\n", ": Unknown Error\n"), (FAIL, "gpu-lost")),
         (TABLE.replace("                  0 |", "                  3 |"), (FAIL, "ecc-uncorrected")),
         (TABLE.replace("41C", "ERR!"), (UNKNOWN, "temperature")),
+        (TABLE.replace("41C", "ERR!"), (UNKNOWN, "gpu-readable")),
+        (TABLE.replace(" 69W", "ERR!"), (UNKNOWN, "gpu-readable")),
+        (XML.replace("66.84 W", "[Unknown Error]"), (UNKNOWN, "gpu-readable")),
+        (CSV.replace("61.20 W", "[Unknown Error]"), (UNKNOWN, "gpu-readable")),
+        ("index, clocks_event_reasons.active\n0, 0x0000000000000048\n", (FAIL, "slowdown")),
+        (
+            "Unable to determine the device handle for gpu 0000:3D:00.0: GPU requires reset\n",
+            (FAIL, "recovery-action"),
+        ),
         (
             "Unable to determine the device handle for GPU0000:CB:00.0: Unknown Error\n" + LIST,
             (FAIL, "gpu-count"),
@@ -365,6 +376,11 @@ def test_no_damage_makes_a_parser_fail(name: str, data: st.DataObject) -> None:
         (NVLINK.replace("H100 80GB HBM3", "H999"), (UNKNOWN, "nvlink-count")),
         (ERRORS.replace("Recovery Errors: 0", "Recovery Errors: 7", 1), (WARN, "nvlink-errors")),
         (TOPO.replace("GPU1\tNV18", "GPU1\tNV12"), (UNKNOWN, "topology")),
+        (P2P.replace("GPU1\tOK", "GPU1\tCNS"), (FAIL, "p2p")),
+        (
+            "GPU 0: Tesla V100-SXM2-32GB\n" + LINKS.replace("7: 26.562 GB/s", "7: <inactive>"),
+            (FAIL, "nvlink-count"),
+        ),
         (CSV.replace("41", "abc"), (UNKNOWN, "temperature")),
         (CSV.replace("Not Active", "Active"), (FAIL, "slowdown")),
         (CSV.replace("[N/A]", "[GPU requires reset]"), (FAIL, "recovery-action")),
@@ -419,6 +435,93 @@ def test_spellings_of_drivers_come_to_the_same_reading() -> None:
     )
     (again,) = inspect([("file", old)], {})
     assert again.parts[0].node["gpus"][0].values == gpu.values
+
+
+def test_a_gpu_with_fewer_links_than_the_others_is_named() -> None:
+    names = [f"GPU{number}" for number in range(8)]
+    rows = [
+        "\t".join([a, *(" X " if a == b else "NV17" if "GPU3" in (a, b) else "NV18" for b in names)])
+        for a in names
+    ]
+    text = "\t" + "\t".join(names) + "\tCPU Affinity\n" + "".join(f"{row}\t0-31\n" for row in rows)
+    (told,) = [each for each in found(text) if each.check == "topology"]
+    assert (told.verdict, told.read) == (WARN, "7 x NV17, 21 x NV18; of GPU3")
+    assert bad(text.replace("NV17", "NV18"), model="h100-sxm") == []
+    for model, verdicts in (("h100-sxm", [(WARN, "topology")]), ("l40s", [])):
+        assert bad(text.replace("NV17", "SYS").replace("NV18", "SYS"), model=model) == verdicts
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "index, pid, max_memory_usage [MiB], gpu_name, time [ms]\n0, 17, 818 MiB, NVIDIA H200, 39376 ms\n",
+        NVLINK.partition("\n")[0]
+        + "\n\t Link 0, P2P is supported: true\n\t Link 0, SLI is supported: false\n",
+        NVLINK.partition("\n")[0] + "\n\t Link 0: Remote Device 00000008:00:00.0: Link 29\n",
+        NVLINK.partition("\n")[0] + "\n\t Link 0: 00000000:C4:00.0\n",
+    ],
+)
+def test_what_tells_nothing_of_the_state_is_skipped_and_no_alarm(text: str) -> None:
+    assert bad(text) == []
+    assert any(each.verdict == SKIP and each.why for each in found(text))
+
+
+FABRIC_MANAGER = (
+    "[Feb 27 2025 15:10:02] [INFO] [tid 1584] Connected to 1 node.\n"
+    "[Feb 27 2025 15:10:02] [{}] [tid 12727] {}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("level", "words", "verdict"),
+    [
+        ("INFO", "Successfully configured all the available NVSwitches", PASS),
+        (
+            "ERROR",
+            "detected NVSwitch non-fatal error 12028 on fid 0 on NVSwitch pci bus id 00000000:86:00.0 port 61",
+            WARN,
+        ),
+        (
+            "ERROR",
+            "detected NVSwitch fatal error 20034 on fid 0 on NVSwitch pci bus id 00000000:86:00.0 port 30",
+            FAIL,
+        ),
+        ("ERROR", "failed to allocate NVLink trunk ports", FAIL),
+        ("WARNING", "access link is not active", WARN),
+    ],
+)
+def test_the_fabric_managers_log_is_judged(level: str, words: str, verdict: str) -> None:
+    told = [each for each in found(FABRIC_MANAGER.format(level, words)) if each.check == "fabric-manager"]
+    assert {each.verdict for each in told} == {verdict}
+
+
+def test_the_one_port_that_is_slower_than_all_of_its_type_is_told() -> None:
+    ports = "".join(IBSTAT.replace("mlx5_0", f"mlx5_{number}") for number in range(8))
+    slow = ports.replace("Rate: 400", "Rate: 200", 1)
+    assert bad(ports) == []
+    (told,) = [each for each in found(slow) if each.verdict == WARN]
+    assert (told.check, told.subject) == ("port", "mlx5_0:1")
+    assert bad(slow.replace("Rate: 400", "Rate: 200", 1)) == []  # two of them: another network
+
+
+def test_the_long_form_of_ibdev2netdev_and_the_details_of_perfquery_are_read() -> None:
+    line = "0000:19:00.0 mlx5_{} (MT4129 - MCX755106AS) NVIDIA ConnectX-7 fw 28.39.1002 port 1 ({}) ==> ib{} ({})\n"
+    long = line.format(0, "ACTIVE", 0, "Up") + line.format(1, "DOWN  ", 1, "Down")
+    assert bad(long) == [(FAIL, "port")]
+    details = "# PortRcvErrorDetails counters: Lid 17 port 1\nPortLocalPhysicalErrors:.........{}\n"
+    assert bad(details.format(0)) == []
+    assert bad(details.format(4)) == [(WARN, "symbol-errors")]
+
+
+def test_what_fec_has_corrected_is_no_error() -> None:
+    fec = ERRORS + "".join(f"\t Link {number}: FEC Errors - 0: 128292892\n" for number in range(4))
+    assert bad(fec) == []
+
+
+@pytest.mark.parametrize("name", ["nvlink", "list", "q", "ibdev", "perfquery", "rdma"])
+def test_a_last_line_that_is_whole_needs_no_line_end(name: str) -> None:
+    text = {**{key: text for key, (_, text) in WELL.items()}, "ibdev": "mlx5_0 port 1 ==> ib0 (Up)\n"}[name]
+    assert bad(text.rstrip("\n")) == []
 
 
 def test_a_branch_that_is_one_word_is_absent_as_a_whole() -> None:

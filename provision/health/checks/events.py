@@ -272,6 +272,7 @@ _COMPLAINTS = {
     "memory-corrected": "watch it; replace the module if it goes on: rasdaemon, the BMC's event log",
     "cpu-throttled": "fans, air flow; the BMC's temperatures",
     "nvme-slow": "nvme smart-log; firmware of the drive; replace it if it goes on",
+    "file-limit": "who holds them? lsof; fs.file-max",
     "server-silent": "the file server, and the network to it",
     "iommu-fault": "which device is it? IOMMU off or passthrough for GPUDirect; its driver and firmware",
     "nvlink": "nvidia-smi nvlink -s; the fabric manager's log; reset all GPUs if links are down",
@@ -284,7 +285,7 @@ _COMPLAINTS = {
     "kernel-complaints",
     "other complaints of the kernel",
     reads=_KERNEL,
-    accepts="none about memory, temperature, NVMe, file servers, IOMMU, NVLink",
+    accepts="none about memory, temperature, NVMe, open files, file servers, IOMMU, NVLink",
     action="warn",
 )
 def kernel_complaints(node: Device, limits: Limits) -> Iterator[Found]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from provision.health import xid
@@ -246,22 +246,41 @@ def topology(node: Device, limits: Limits) -> Iterator[Found]:
     gpus = [name for name in matrix if name.startswith("GPU")]
     kinds = {frozenset((a, b)): matrix[a][b] for a in gpus for b in gpus if a != b and b in matrix[a]}
     widths = {kind for kind in kinds.values() if kind.startswith("NV")}
-    if len(widths) > 1 or (widths and len(widths) < len(set(kinds.values()))):
-        told = Counter(kinds.values())
-        if len(gpus) >= 8 or len(widths) > 1:
-            yield Found(
-                WARN,
-                ", ".join(f"{count} x {kind}" for kind, count in sorted(told.items())),
-                "one kind for all pairs",
-                "compare with a sound node of this model; nvidia-smi nvlink -s",
-                action="warn",
-            )
-            return
-    shown = Counter(kinds.values())
+    told = Counter(kinds.values())
+    usual = told.most_common(1)[0][0] if told else ""
+    shown = ", ".join(f"{count} x {kind}" for kind, count in sorted(told.items()))
+    if len(widths) > 1 or (widths and len(told) > 1 and len(gpus) >= 8):
+        odd = [name for name in gpus if 2 * _other(name, kinds, usual) > len(gpus) - 1]
+        yield Found(
+            WARN,
+            shown + (f"; of {', '.join(odd)}" if 0 < len(odd) < len(gpus) else ""),
+            "one kind for all pairs",
+            "compare with a sound node of this model; nvidia-smi nvlink -s",
+            action="warn",
+        )
+        return
+    model = limits.site.get("model")
+    meant = [
+        about for product, about in limits.models.items() if model and limits.is_model(product, str(model))
+    ]
+    if len(gpus) > 1 and not widths and meant and all(min(about.nvlinks) > 0 for about in meant):
+        yield Found(
+            WARN,
+            shown,
+            f"NVLink between GPUs of the model {model}",
+            "fabric manager, MIG, or a virtual machine without the switches? nvidia-smi nvlink -s",
+            action="warn",
+        )
+        return
     yield passed(
-        ", ".join(f"{count} x {kind}" for kind, count in sorted(shown.items())) or f"{len(gpus)} GPU",
+        shown or f"{len(gpus)} GPU",
         why="not compared: no golden topology was given",
     )
+
+
+def _other(name: str, kinds: Mapping[frozenset[str], str], usual: str) -> int:
+    """How many pairs of one GPU are not of the usual kind."""
+    return sum(kind != usual for pair, kind in kinds.items() if name in pair)
 
 
 @check(
