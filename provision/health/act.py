@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Callable
 
-from provision.health import decide
+from provision.health import budget, decide
 from provision.health.agent import OFF, Config, Outcome
 from provision.health.finding import FAIL, WARN, Finding
 from provision.health.sources.programs import Failed, Run, run, said
@@ -119,17 +119,15 @@ def slurm(config: Config, outcome: Outcome, run_: Run = run, now: Callable[[], f
         return "resumed: all is well again"
     if not decision.drain:
         return ""
-    seen = _drained(run_)
     size = _partition_size(run_, config.node)
-    if not decide.within_budget(config.node, {**seen, config.node: now()}, size, now()):
-        return f"ALERT: not drained, the budget of {decide.budget(size)} nodes an hour is used up: {decision.reason}"
+    if budget.used_up(_drained(run_), size, now()):
+        return f"ALERT: not drained, the budget of {budget.budget(size)} nodes an hour is used up: {decision.reason}"
     _update(run_, config.node, "State=DRAIN", f"Reason={decision.reason_marked}")
     _verify(run_, config.node, drained=True)
-    # others may have drained themselves in the same moment: every agent sees the same order
-    if not decide.within_budget(config.node, {config.node: now(), **_drained(run_)}, size, now()):
+    if not budget.stays(config.node, lambda: (_drained(run_), size), now):
         _update(run_, config.node, "State=RESUME")
         return (
-            f"ALERT: resumed, the budget of {decide.budget(size)} nodes an hour is used up: {decision.reason}"
+            f"ALERT: resumed, the budget of {budget.budget(size)} nodes an hour is used up: {decision.reason}"
         )
     return f"drained: {decision.reason}"
 

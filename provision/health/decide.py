@@ -1,12 +1,12 @@
 """From findings to what is done with the node. Pure.
 
-Unknown never admits and never resumes. It drains only after NVML or PCI could not be read three times running. Drains
-stop at a budget, so that a broken checker cannot empty a cluster. What a person drained stays drained.
+Unknown never admits and never resumes. It drains only after NVML or PCI could not be read three times running. What a
+person drained stays drained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from provision.health.finding import ACTIONS, FAIL, PASS, SKIP, UNKNOWN, WARN, Finding, sternest, worst
@@ -75,24 +75,6 @@ def summary(findings: Sequence[Finding]) -> str:
 
 def _rank(action: str | None) -> int:
     return ACTIONS.index(action) if action in ACTIONS else -1
-
-
-# ---- the budget of drains
-
-
-def budget(nodes: int) -> int:
-    """How many nodes of a partition of `nodes` may be drained by agents in an hour."""
-    return max(2, nodes * 5 // 100)
-
-
-def within_budget(node: str, drained: Mapping[str, float], nodes: int, now: float) -> bool:
-    """Whether the drain of `node` stands among those of the last hour, the earliest first, then by name.
-
-    drained: node -> when an agent drained it (seconds since 1970), `node` among them. Every agent comes to the same
-    answer from the same list, so that several that drain in the same moment do not all go on.
-    """
-    recent = sorted((at, name) for name, at in drained.items() if now - at < 3600)
-    return node in [name for _, name in recent[: budget(nodes)]]
 
 
 def drained_by_agents(lines: Iterable[str]) -> list[tuple[str, str]]:

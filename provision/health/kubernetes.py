@@ -3,7 +3,7 @@
 The condition can be written with the kubelet's own credentials. A taint cannot: the API server's admission plugin
 NodeRestriction keeps kubelets from changing taints (kubernetes/kubernetes#63167); it needs an account of its own.
 
-Unknown never clears either. Taints by agents stop at the budget of `decide`, over all nodes of the cluster. Only the
+Unknown never clears either. Taints by agents stop at the `budget`, over all nodes of the cluster. Only the
 taint of this agent is ever taken back.
 """
 
@@ -13,18 +13,20 @@ import calendar
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable
 
-from provision.health import decide, kubeconfig
+from provision.health import budget, kubeconfig
 from provision.health.decide import Decision
 from provision.health.finding import PASS, SKIP, UNKNOWN, WARN
 
 CONDITION = "NodeUnhealthy"
 TAINT = "provision/unhealthy"
 SECONDS = 10.0  # for one answer of the API server
+SECONDS_IN_ALL = 30.0  # systemd ends a reading after 60
 PAGE = 100  # nodes of one answer: a Node with the names of its images has some 20 KiB
 TRIES = 3  # somebody else may change the node at the same time
 
@@ -53,11 +55,12 @@ class ApiError(Exception):
 
 
 class Api:
-    """An API server, by the access of a kubeconfig. Every answer takes at most `seconds`."""
+    """An API server, by the access of a kubeconfig. It is asked for SECONDS_IN_ALL, and may be silent for `seconds`."""
 
     def __init__(self, access: kubeconfig.Access, seconds: float = SECONDS) -> None:
         self._access = access
         self._seconds = seconds
+        self._end = time.monotonic() + SECONDS_IN_ALL
 
     def get(self, path: str) -> dict[str, Any]:
         return self._request("GET", path, None, {})
@@ -74,9 +77,12 @@ class Api:
         if self._access.token:
             headers["Authorization"] = f"Bearer {self._access.token}"
         server = urlsplit(self._access.server)
+        seconds = min(self._seconds, self._end - time.monotonic())
+        if seconds <= 0:
+            raise ApiError(f"{self._access.server}: {SECONDS_IN_ALL:.0f} s were not enough for its answers")
         try:
             connection = http.client.HTTPSConnection(
-                server.hostname or "", server.port or 443, timeout=self._seconds, context=self._context()
+                server.hostname or "", server.port or 443, timeout=seconds, context=self._context()
             )
             try:
                 connection.request(method, server.path.rstrip("/") + path, body, headers)
@@ -98,6 +104,8 @@ class Api:
         import ssl
 
         context = ssl.create_default_context(cadata=self._access.authority)
+        # from Python 3.13 on this refuses certificates without key identifiers, which every kubelet takes
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if self._access.certificate and self._access.key:
             # OpenSSL reads files alone: this one is in memory, and no other user can open it
             file = os.memfd_create("client")
@@ -194,30 +202,24 @@ def tell(
     """
     at = api or Api(kubeconfig.load(settings.kubeconfig))
     path = f"/api/v1/nodes/{settings.node}"
-    node = at.get(path)
-    told = condition(found(node), decision, now())
-    node = at.patch(f"{path}/status", {"status": {"conditions": [told]}}, _STRATEGIC)
-    if settings.taint is None or not acting or told["status"] == "Unknown":
-        return ""
-    unhealthy = told["status"] == "True"
-    if unhealthy == (tainted_since(node) is not None):
-        return ""
-    if not unhealthy:
+    with _advised(settings):
+        told = condition(found(at.get(path)), decision, now())
+        node = at.patch(f"{path}/status", {"status": {"conditions": [told]}}, _STRATEGIC)
+        if settings.taint is None or not acting or told["status"] == "Unknown":
+            return ""
+        unhealthy = told["status"] == "True"
+        if unhealthy == (tainted_since(node) is not None):
+            return ""
+        if unhealthy:
+            return _taint(at, settings, node, taint(settings.taint, now()), decision.reason, now)
         _set(at, settings, node, [])
         return "taint removed: all is well again"
-    if not _within_budget(at, settings.node, now()):
-        return f"ALERT: no taint, the budget of an hour is used up: {decision.reason}"
-    _set(at, settings, node, [taint(settings.taint, now())])
-    # others may have done so in the same moment: every agent sees the same order
-    if not _within_budget(at, settings.node, now()):
-        _set(at, settings, at.get(path), [])
-        return f"ALERT: taint removed, the budget of an hour is used up: {decision.reason}"
-    return f"tainted: {decision.reason}"
 
 
 def asked(settings: Settings, now: float) -> dict[str, Any]:
     """What the API has of this agent's condition. Raises ApiError, KubeconfigError."""
-    node = Api(kubeconfig.load(settings.kubeconfig)).get(f"/api/v1/nodes/{settings.node}")
+    with _advised(settings):
+        node = Api(kubeconfig.load(settings.kubeconfig)).get(f"/api/v1/nodes/{settings.node}")
     has = found(node) or {}
     heard = moment(has.get("lastHeartbeatTime"))
     return {
@@ -227,6 +229,42 @@ def asked(settings: Settings, now: float) -> dict[str, Any]:
         "seconds": None if heard is None else round(now - heard),
         "tainted": tainted_since(node),
     }
+
+
+@contextmanager
+def _advised(settings: Settings) -> Iterator[None]:
+    """What the API server refuses within the block is told with what to do about it."""
+    try:
+        yield
+    except ApiError as error:
+        advice = {
+            401: f"the certificate or token of {settings.kubeconfig} is not known there, or has expired",
+            403: "a kubelet may write of its own node alone: health.kubernetes.node in the site file"
+            if settings.taint is None
+            else "a kubelet may not change taints: name the kubeconfig of an account that may, see docs/health.md",
+            404: "health.kubernetes.node in the site file is the name that the node has there",
+        }.get(error.status)
+        if advice is None:
+            raise
+        raise ApiError(f"{error}; {advice}", error.status) from error
+
+
+def _taint(
+    api: Api,
+    settings: Settings,
+    node: Mapping[str, Any],
+    own: Mapping[str, str],
+    reason: str,
+    now: Callable[[], float],
+) -> str:
+    """Taint the node with `own` within the budget; what was done, in words."""
+    if budget.used_up(*_tainted(api, now()), now()):
+        return f"ALERT: no taint, the budget of an hour is used up: {reason}"
+    _set(api, settings, node, [own])
+    if not budget.stays(settings.node, lambda: _tainted(api, now()), now):
+        _set(api, settings, api.get(f"/api/v1/nodes/{settings.node}"), [])
+        return f"ALERT: taint removed, the budget of an hour is used up: {reason}"
+    return f"tainted: {reason}"
 
 
 def _set(api: Api, settings: Settings, node: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> None:
@@ -244,19 +282,16 @@ def _set(api: Api, settings: Settings, node: Mapping[str, Any], own: Sequence[Ma
             api.patch(path, document, _MERGE)
             return
         except ApiError as error:
-            if error.status == 403:
-                advice = "a kubelet may not change taints: name the kubeconfig of an account that may"
-                raise ApiError(f"{error}; {advice}", 403) from error
             if error.status != 409 or attempt == TRIES:
                 raise
             node = api.get(path)
 
 
-def _within_budget(api: Api, node: str, now: float) -> bool:
-    """Whether this node's taint, or the one that it would get now, stands among those of the last hour."""
+def _tainted(api: Api, now: float) -> tuple[dict[str, float], int]:
+    """Node -> when an agent tainted it, and how many nodes there are."""
     from urllib.parse import quote
 
-    since: dict[str, float] = {node: now}
+    since: dict[str, float] = {}
     size, more = 0, ""
     while True:
         page = api.get(f"/api/v1/nodes?limit={PAGE}" + (f"&continue={quote(more)}" if more else ""))
@@ -268,4 +303,4 @@ def _within_budget(api: Api, node: str, now: float) -> bool:
                 since[each["metadata"]["name"]] = moment(value, _VALUE) or now
         more = (page.get("metadata") or {}).get("continue") or ""
         if not more:
-            return decide.within_budget(node, since, size, now)
+            return since, size

@@ -6,7 +6,6 @@ import base64
 import contextlib
 import json
 import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from provision.health.finding import FAIL, PASS, UNKNOWN, Finding
 from provision.health.kubeconfig import KubeconfigError
 from provision.health.kubernetes import ApiError, Settings
 from provision.health.readings import Device
+from tests.authority import Authority
 
 NOON = 1772366400.0  # 2026-03-01T12:00:00Z
 KUBELET, ACCOUNT = "system:node:g1", "health"
@@ -101,34 +101,14 @@ class Keys:
 @pytest.fixture(scope="session")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
     folder = tmp_path_factory.mktemp("keys")
-
-    def openssl(*words: str) -> None:
-        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
-
-    for authority in ("ca", "other"):
-        openssl(
-            *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"),
-            *("-subj", f"/CN={authority}", "-keyout", f"{authority}.key", "-out", f"{authority}.crt"),
-        )
-    (folder / "san").write_text("subjectAltName=IP:127.0.0.1")
+    own, other = Authority.made(folder), Authority.made(folder, "other")
     for name, who, authority in (
-        ("server", "apiserver", "ca"),
-        ("kubelet", KUBELET, "ca"),
-        ("account", ACCOUNT, "ca"),
-        ("stranger", ACCOUNT, "other"),
+        ("server", "apiserver", own),
+        ("kubelet", KUBELET, own),
+        ("account", ACCOUNT, own),
+        ("stranger", ACCOUNT, other),
     ):
-        openssl(
-            *("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={who}"),
-            *("-keyout", f"{name}.key", "-out", f"{name}.csr"),
-        )
-        openssl(
-            *("x509", "-req", "-in", f"{name}.csr", "-CA", f"{authority}.crt", "-CAkey", f"{authority}.key"),
-            *("-CAcreateserial", "-days", "2", "-extfile", "san", "-out", f"{name}.crt"),
-        )
-        # as a kubelet keeps them: both in one file
-        (folder / f"{name}.pem").write_bytes(
-            (folder / f"{name}.crt").read_bytes() + (folder / f"{name}.key").read_bytes()
-        )
+        authority.vouch(name, f"/CN={who}")
     return Keys(folder)
 
 
@@ -431,6 +411,21 @@ def test_a_server_that_is_away_and_a_node_that_it_does_not_know_are_errors(keys:
     with asked(keys) as at, pytest.raises(ApiError, match="404: nodes g9 not found"):
         kubernetes.tell(Settings(at.path, "g9"), WELL, acting=True)
     with pytest.raises(ApiError, match="refused"):
+        at.tell(WELL)
+
+
+def test_a_token_that_has_expired_is_said_with_its_file(keys: Keys) -> None:
+    with asked(keys, form="token") as at:
+        at.path.write_text(at.path.read_text().replace("token: secret", "token: expired"))
+        with pytest.raises(
+            ApiError, match=f"401: Unauthorized; .*{at.path} is not known there, or has expired"
+        ):
+            at.tell(WELL)
+
+
+def test_all_answers_together_have_an_end(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubernetes, "SECONDS_IN_ALL", 0.0)
+    with asked(keys) as at, pytest.raises(ApiError, match="0 s were not enough for its answers"):
         at.tell(WELL)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.health import decide, memory
+from provision.health import budget, decide, memory
 from provision.health.catalogue import judge
 from provision.health.finding import FAIL, PASS, UNKNOWN, WARN, Finding
 from provision.health.kernel import Event
@@ -197,15 +198,46 @@ def test_a_node_that_is_drained_is_not_drained_again() -> None:
 
 @pytest.mark.parametrize(("nodes", "most"), [(1, 2), (40, 2), (60, 3), (1000, 50)])
 def test_the_budget_is_two_or_five_percent(nodes: int, most: int) -> None:
-    assert decide.budget(nodes) == most
+    assert budget.budget(nodes) == most
 
 
-def test_of_nodes_that_drain_themselves_in_one_moment_exactly_the_budget_stays_drained() -> None:
-    drained = {f"gpu-{number}": 1000.0 for number in range(8)}
-    within = [name for name in drained if decide.within_budget(name, drained, 8, 1001.0)]
-    assert within == ["gpu-0", "gpu-1"]
-    later = {**drained, "gpu-9": 5000.0}
-    assert decide.within_budget("gpu-9", later, 8, 5001.0)
+def test_the_budget_is_of_the_last_hour() -> None:
+    drained = {"gpu-1": 1000.0, "gpu-2": 2000.0}
+    assert budget.used_up(drained, 8, 4599.0)
+    assert not budget.used_up(drained, 8, 4601.0)
+    assert budget.recent({**drained, "gpu-0": 2000.0}, 4601.0) == ["gpu-0", "gpu-2"]
+
+
+@given(st.data())
+def test_of_agents_that_drain_in_one_moment_never_more_than_the_budget_stay(data: st.DataObject) -> None:
+    """Their steps interleave in any way; their clocks differ."""
+    clocks = data.draw(st.lists(st.sampled_from([999.0, 1000.0, 1001.0]), min_size=3, max_size=7))
+    drained: dict[str, float] = {}
+
+    def agent(name: str, clock: float) -> Iterator[None]:
+        if budget.used_up(drained, 8, 1000.0):
+            return
+        yield
+        drained[name] = clock
+        looks: list[tuple[dict[str, float], int]] = []
+        while True:
+            yield
+            looks.append((dict(drained), 8))
+            try:
+                stays = budget.stays(name, iter(looks).__next__, lambda: 1000.0, lambda _: None)
+            except StopIteration:
+                continue  # it waits, and looks again
+            break
+        if not stays:
+            yield
+            del drained[name]
+
+    running = [agent(f"gpu-{number}", clock) for number, clock in enumerate(clocks)]
+    while running:
+        step = data.draw(st.integers(0, len(running) - 1))
+        if next(running[step], "ended") == "ended":
+            del running[step]
+    assert len(drained) <= 2
 
 
 def test_drains_of_agents_are_told_from_those_of_people() -> None:
