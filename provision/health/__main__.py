@@ -83,6 +83,9 @@ def main(words: Sequence[str] | None = None) -> int:
     except agent.ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except agent.BusyError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 0 if verb in ("prolog", "epilog") else 1  # nothing was found: no reason to drain
 
 
 def _verb(verb: str, options: list[str], config: Any) -> int:
@@ -111,12 +114,17 @@ def _verb(verb: str, options: list[str], config: Any) -> int:
             said = act.fix(outcome)
             if said:
                 outcome = agent.examine(config, state, full=full, scheduler=verb == "slurm", only=only)
-        said += _told(config, state, verb, outcome)
         state["refused"] = (
             outcome.decision.drain if verb in ("prolog", "epilog") else state.get("refused", False)
         )
+    scheduler = _scheduler(config, verb)
+    told = "" if scheduler is None else _tell(config, scheduler, outcome)
+    said += [told] if told else []
     for line in said:
         print(f"provision-health: {line}", file=sys.stderr)
+    if scheduler is not None:
+        with agent.remembered() as state:
+            state.update(memory.told(state, scheduler, told))
     if config.textfile is not None and verb in ("slurm", "watch"):
         agent.write_metrics(config.textfile, outcome, agent.schedulers(config, state))
     _print(outcome, said, as_json="--json" in options)
@@ -139,29 +147,30 @@ def _settled(config: Any, state: dict[str, Any], outcome: Any, only: Any) -> Any
     return outcome
 
 
-def _told(config: Any, state: dict[str, Any], verb: str, outcome: Any) -> list[str]:
-    """Tell the scheduler that this verb is for; what was done. An alert is remembered until it is told."""
+def _scheduler(config: Any, verb: str) -> str | None:
+    """The scheduler that `verb` is for, where the node has it."""
+    if verb == "slurm" and config.slurm:
+        return "slurm"
+    if verb == "watch" and config.kubernetes is not None:
+        return "kubernetes"
+    return None
+
+
+def _tell(config: Any, scheduler: str, outcome: Any) -> str:
+    """Tell it what was decided; what was done, in words.
+
+    Not to be called while the state is held: prologs wait for that, and the scheduler may take its time.
+    """
     from provision.health import act, kubeconfig, kubernetes
     from provision.health.sources.programs import Failed
 
-    acting, untold = act.may(config), state.setdefault("untold", {})
-    if verb == "slurm" and config.slurm:
-        scheduler = "slurm"
-    elif verb == "watch" and config.kubernetes is not None:
-        scheduler = "kubernetes"
-    else:
-        return []
-    untold.pop(scheduler, None)
+    acting = act.may(config)
     try:
         if scheduler == "kubernetes":
-            said = kubernetes.tell(config.kubernetes, outcome.decision, acting=acting)
-        else:
-            said = act.slurm(config, outcome) if acting else ""
+            return kubernetes.tell(config.kubernetes, outcome.decision, acting=acting)
+        return act.slurm(config, outcome) if acting else ""
     except (Failed, OSError, kubernetes.ApiError, kubeconfig.KubeconfigError) as error:
-        said = f"ALERT: {scheduler} could not be told: {error}"
-    if said.startswith("ALERT"):
-        untold[scheduler] = said
-    return [said] if said else []
+        return f"ALERT: {scheduler} could not be told: {error}"
 
 
 def _follow() -> int:

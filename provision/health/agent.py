@@ -52,6 +52,10 @@ class ConfigError(Exception):
     """The configuration cannot be read; the message names it."""
 
 
+class BusyError(Exception):
+    """Another agent on this node has held the state for longer than this one may wait."""
+
+
 def configured(path: Path = CONFIG) -> Config:
     """The configuration at `path`. Raises ConfigError."""
     try:
@@ -148,7 +152,7 @@ def read(config: Config, *, full: bool, scheduler: bool) -> Device:
 def remembered(directory: Path = STATE) -> Iterator[dict[str, Any]]:
     """The state within the block, kept afterwards; a second agent on the node waits no longer than it may.
 
-    Raises OSError. A state that cannot be understood is put aside and begun anew.
+    Raises OSError, BusyError. A state that cannot be understood is put aside and begun anew.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(directory / "lock", "w") as lock:
@@ -172,7 +176,7 @@ def _lock(lock: Any) -> None:
             return
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise
+                raise BusyError(f"{lock.name}: held by another agent for {QUICK_SECONDS:.0f} s") from None
             time.sleep(0.05)
 
 

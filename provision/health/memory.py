@@ -243,6 +243,12 @@ def acknowledge(state: State, after: str) -> State:
     }
 
 
+def told(state: State, scheduler: str, said: str) -> State:
+    """The state after `scheduler` was told: an alert that was `said` is remembered until the next time."""
+    untold = {name: alert for name, alert in state.get("untold", {}).items() if name != scheduler}
+    return {**state, "untold": {**untold, scheduler: said} if said.startswith("ALERT") else untold}
+
+
 def _stuck(
     known: Mapping[str, Any], read: Iterable[Mapping[str, Any]], now: float
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -518,21 +519,71 @@ def outcome_of(decision: Decision) -> Outcome:
     return Outcome(Device("g1", {}), [], decision, 0.0)
 
 
+@dataclass
+class Agent:
+    """`provision-health VERB` on a node whose readings are all that a test says, with a memory of its own."""
+
+    folder: Path
+    monkeypatch: pytest.MonkeyPatch
+    outcome: Outcome = field(default_factory=lambda: outcome_of(WELL))
+
+    def run(self, settings: Settings, verb: str) -> int:
+        config = Config("g1", {}, self.folder / "health.prom", act=True, slurm=False, kubernetes=settings)
+        self.monkeypatch.setattr(agent, "configured", lambda: config)
+        return command.main([verb])
+
+    @property
+    def told(self) -> str:
+        lines = (self.folder / "health.prom").read_text().splitlines()
+        (line,) = (each for each in lines if each.startswith("provision_health_scheduler_told{"))
+        return line
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Agent:
+    made = Agent(tmp_path, monkeypatch)
+    monkeypatch.setattr(agent, "remembered", partial(agent.remembered, tmp_path))
+    monkeypatch.setattr(agent, "examine", lambda *_, **__: made.outcome)
+    return made
+
+
 def test_what_could_not_be_told_is_remembered_until_it_was(
-    keys: Keys, monkeypatch: pytest.MonkeyPatch
+    keys: Keys, here: Agent, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(agent, "OFF", keys.folder / "off")
-    state: dict[str, Any] = {}
+    here.outcome = outcome_of(GRAVE)
     with asked(keys) as at:
-        here = Config("g1", {}, act=True, kubernetes=at.settings)
         at.cluster.answer = b"?"
-        (said,) = command._told(here, state, "watch", outcome_of(GRAVE))
-        assert said.startswith("ALERT: kubernetes could not be told: https://127.0.0.1")
-        assert agent.schedulers(here, state) == {"kubernetes": False}
+        here.run(at.settings, "watch")
+        alert = "provision-health: ALERT: kubernetes could not be told: https://127.0.0.1"
+        assert alert in capsys.readouterr().err
+        assert here.told == 'provision_health_scheduler_told{scheduler="kubernetes"} 0'
         at.cluster.answer = None
-        assert command._told(here, state, "watch", outcome_of(GRAVE)) == [f"tainted: {SAID}"]
-        assert agent.schedulers(here, state) == {"kubernetes": True}
-        assert command._told(here, state, "prolog", outcome_of(GRAVE)) == []
+        here.run(at.settings, "watch")
+        assert capsys.readouterr().err == f"provision-health: tainted: {SAID}\n"
+        assert here.told == 'provision_health_scheduler_told{scheduler="kubernetes"} 1'
+        asked_before = len(at.cluster.calls)
+        here.run(at.settings, "prolog")
+        assert len(at.cluster.calls) == asked_before
+
+
+def test_a_prolog_does_not_wait_for_a_server_that_is_asked(keys: Keys, here: Agent) -> None:
+    with asked(keys) as at:
+        seen: list[int] = []
+        at.cluster.meanwhile = lambda: seen.append(here.run(at.settings, "prolog"))
+        here.outcome = outcome_of(GRAVE)
+        here.monkeypatch.setattr(agent, "QUICK_SECONDS", 0.2)
+        assert here.run(at.settings, "watch") == 1
+        assert seen == [1]  # for what it found
+
+
+@pytest.mark.parametrize(("verb", "status"), [("prolog", 0), ("epilog", 0), ("watch", 1)])
+def test_an_agent_that_another_one_keeps_waiting_says_so_and_a_prolog_does_not_drain_for_it(
+    here: Agent, capsys: pytest.CaptureFixture[str], verb: str, status: int
+) -> None:
+    here.monkeypatch.setattr(agent, "QUICK_SECONDS", 0.1)
+    with agent.remembered():
+        assert here.run(Settings(Path("none"), "g1"), verb) == status
+    assert capsys.readouterr().err == f"error: {here.folder}/lock: held by another agent for 0 s\n"
 
 
 def test_what_the_server_has_can_be_asked_for(
