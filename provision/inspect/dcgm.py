@@ -83,7 +83,8 @@ def _test(test: dict[str, Any]) -> list[tuple[str, str, str, str]]:
         why = "; ".join(_warning(each) for each in _list(result.get("warnings")))
         rows.append((name, subject, str(result["status"]), why))
     summary = test.get("test_summary")
-    if isinstance(summary, dict) and not rows:
+    told = {status.lower() for _, _, status, _ in rows}
+    if isinstance(summary, dict) and (not rows or str(summary["status"]).lower() not in told | {"pass"}):
         rows.append(
             (
                 name,
@@ -124,6 +125,8 @@ def _judge(found: Recording, results: list[tuple[str, str, str, str]]) -> None:
             )
             continue
         ran += verdict != SKIP
+        if verdict == PASS and why:
+            verdict = WARN  # DCGM 4.5 passes the memory test of a GPU whose memory it could not take
         action = {FAIL: "drain", WARN: "warn"}.get(verdict)
         found.find(
             verdict,
@@ -185,6 +188,28 @@ def is_diag_table(text: str) -> bool:
     return re.search(r"^\| Diagnostic\s+\| Result", text, re.MULTILINE) is not None
 
 
+def _row(name: str, status: str) -> list[tuple[str, str, str, str]]:
+    """The results in "Pass - All", "Fail - GPU: 1", "Pass - GPUs: 0, 2" or "Pass"."""
+    status, _, which = status.partition(" - ")
+    numbers = re.findall(r"\d+", which)
+    return [(name, f"GPU {number}", status, "") for number in numbers] or [(name, "GPU all", status, "")]
+
+
+def _remark(results: list[tuple[str, str, str, str]], gpu: str | None, words: str) -> None:
+    """Put words below a test to its result: of the GPU that they name, else of the last one that is not well."""
+    if not results:
+        return
+    named = gpu or (match[1] if (match := re.search(r"\bGPU ?(\d+)\b", words)) else None)
+    last = results[-1][0]
+    mine = [at for at, each in enumerate(results) if each[0] == last]
+    place = next(
+        (at for at in mine if results[at][1] == f"GPU {named}"),
+        next((at for at in reversed(mine) if results[at][2].lower() != "pass"), mine[-1]),
+    )
+    name, subject, status, before = results[place]
+    results[place] = (name, subject, status, f"{before} {words}".strip())
+
+
 def parse_diag_table(text: str) -> Recording:
     found = Recording("dcgmi diag")
     results: list[tuple[str, str, str, str]] = []
@@ -199,25 +224,26 @@ def parse_diag_table(text: str) -> Recording:
         if row is None:
             continue
         name, status = row[1].strip(), row[2].strip()
+        one = re.fullmatch(r"GPU ?(\d+): (\w+)", status)
+        about = re.fullmatch(r"(?:Warning|Error|Info)(?:: ?(?:GPU ?(\d+))?)?", name)
         if name == "DCGM Version":
             version = status
-        elif name == "Diagnostic" or metadata:
+        elif metadata or (name == "Diagnostic" and status == "Result"):
             continue
+        elif about:
+            _remark(results, about[1], status)
         elif name:
-            status, _, which = status.partition(" - ")
-            results.append(
-                (
-                    test_name(name),
-                    f"GPU {which.removeprefix('All') or 'all'}".replace("GPU GPU", "GPU").replace(
-                        "GPUs: ", ""
-                    ),
-                    status,
-                    "",
-                )
-            )
+            results += _row(test_name(name), status)
+        elif one and results:  # version 4: a row a GPU below the test's own
+            results.append((results[-1][0], f"GPU {one[1]}", one[2], ""))
+        elif re.match(r"(?:Pass|Fail|Skip|Warn) - ", status) and results:  # version 3: the other GPUs
+            results += _row(results[-1][0], status)
         elif results:
-            test, subject, before, why = results[-1]
-            results[-1] = (test, subject, before, f"{why} {status}".strip())
+            _remark(results, None, status)
+    singled = {(name, status) for name, subject, status, _ in results if subject != "GPU all"}
+    results = [
+        each for each in results if each[1] != "GPU all" or (each[0], each[2]) not in singled or each[3]
+    ]
     _judge(found, results)
     last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
     if not ends_with_border(text):

@@ -19,6 +19,7 @@ _ROW = re.compile(
 )
 _DEVICE = re.compile(r"#?\s*Rank\s+(\d+).*? on\s+(\S+) device\s+\d+ \[[^\]]*\] (.+?)\s*$")
 _HEAD = re.compile(r"^\s*#?\s*size\s+count\s+type", re.MULTILINE)
+_NETWORK = ("nccl-transport", "nccl-bootstrap", "peer-memory")
 SETUP_SHARE = 0.2  # of the limit; below it the set-up is suspect, not the hardware
 
 
@@ -87,6 +88,8 @@ def parse_tests(text: str) -> Recording:
             average[1],
         )
     hosts = len({host for host, _ in devices.values()})
+    if hosts > 1 and "NCCL INFO" in text:  # one node needs no network
+        found.findings += [one for one in parse_log(text).findings if one.check in _NETWORK]
     found.about = (
         f"{len(devices) or '?'} ranks on {hosts or '?'} hosts, {len({row.size for row in rows})} sizes"
     )
@@ -220,6 +223,11 @@ def parse_launch(text: str) -> Recording:
     return found
 
 
+_LINE = re.compile(
+    r"\s*(?:\[\d{4}-\d\d-\d\d [\d:.]+\] )?(\S+?):\d+:\d+ \[\d+\] (?:\S+ )?NCCL (INFO|WARN) (.*)"
+)
+
+
 def is_log(text: str) -> bool:
     return re.search(r"NCCL (?:INFO|WARN) ", text) is not None and not is_tests(text)
 
@@ -230,7 +238,7 @@ def parse_log(text: str) -> Recording:
     bootstraps: dict[str, str] = {}
     channels, direct = 0, 0
     for line in text.splitlines():
-        told = re.match(r"\s*(\S+?):\d+:\d+ \[\d+\] (?:\S+ )?NCCL (INFO|WARN) (.*)", line)
+        told = _LINE.match(line)
         if told is None:
             continue
         host, level, words = told[1], told[2], told[3]

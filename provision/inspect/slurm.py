@@ -162,8 +162,8 @@ def parse_slurmd_c(text: str) -> Recording:
 
 def is_scontrol_node(text: str) -> bool:
     return (
-        re.search(r"^NodeName=\S+.*\bState=", text, re.MULTILINE | re.DOTALL) is not None
-        and re.search(r"Reason=|CfgTRES=|CPUTot=", text) is not None
+        re.search(r"^NodeName=\S", text, re.MULTILINE) is not None
+        and re.search(r"\b(?:Reason|CfgTRES|CPUTot|CPUAlloc|Arch)=", text) is not None
     )
 
 
@@ -259,6 +259,65 @@ def parse_sinfo(text: str) -> Recording:
     return found
 
 
+_HEADED = re.compile(r"^(?:PARTITION|NODELIST|REASON|HOSTNAMES)\s+[A-Z]", re.MULTILINE)
+
+
+def is_sinfo_table(text: str) -> bool:
+    head = _HEADED.search(text)
+    words = text[head.start() :].partition("\n")[0].split() if head else []
+    return ("NODELIST" in words or "HOSTNAMES" in words) and ("STATE" in words or "REASON" in words)
+
+
+def parse_sinfo_table(text: str) -> Recording:
+    """sinfo as it prints by itself, with -N, -l or -R: the header tells the columns."""
+    found = Recording("sinfo")
+    head = _HEADED.search(text)
+    lines = text[head.start() :].splitlines() if head else []
+    columns = lines[0].split()
+    name = columns.index("NODELIST" if "NODELIST" in columns else "HOSTNAMES")
+    for line in lines[1:]:
+        cells = line.split()
+        if not cells:
+            continue
+        if columns[0] == "REASON":
+            _reason(found, cells[-1], line[: lines[0].index(columns[1])].strip())
+        elif "n/a" in cells:  # a partition without a node
+            continue
+        elif len(cells) <= max(name, columns.index("STATE")):
+            found.cut(f"not a row of sinfo: {line[:60]!r}")
+        else:
+            _state(found, cells[name], [cells[columns.index("STATE")]])
+    if not found.findings:
+        found.cut("no node in it")
+    return found
+
+
+def _reason(found: Recording, node: str, reason: str) -> None:
+    """What a node's reason tells: its cause where it has a known one."""
+    causes = lint.reason_cause(reason)
+    for cause in causes:
+        found.find(
+            FAIL,
+            f"slurm-{cause.rule}",
+            node,
+            reason[:120],
+            "no reason",
+            action="drain",
+            why=cause.why,
+            advice=cause.action,
+        )
+    if not causes:
+        found.find(
+            WARN,
+            "scheduler",
+            node,
+            reason[:120],
+            "no reason",
+            action="warn",
+            advice="who set it? journalctl -u slurmd on the node",
+        )
+
+
 def _state(found: Recording, node: str, words: list[str]) -> None:
     base, flags = parse_state(words)
     if base not in BASES or not flags <= FLAGS:
@@ -299,28 +358,7 @@ def is_reason(text: str) -> bool:
 
 def parse_reason(text: str) -> Recording:
     found = Recording("a node's reason", data=text.strip())
-    causes = lint.reason_cause(text)
-    for cause in causes:
-        found.find(
-            FAIL,
-            f"slurm-{cause.rule}",
-            "node",
-            text.strip()[:120],
-            "no reason",
-            action="drain",
-            why=cause.why,
-            advice=cause.action,
-        )
-    if not causes:
-        found.find(
-            WARN,
-            "scheduler",
-            "node",
-            text.strip()[:120],
-            "no reason",
-            action="warn",
-            advice="journalctl -u slurmd on the node",
-        )
+    _reason(found, "node", text.strip())
     return found
 
 
@@ -349,6 +387,21 @@ def parse_log(text: str) -> Recording:
             why=cause.why,
             advice=cause.action,
         )
+    else:
+        errors = [line.strip() for line in text.splitlines() if "error" in line and "INVAL" not in line]
+        for line in dict.fromkeys(errors):
+            for known in lint.reason_cause(line):
+                node = re.search(r"\b[Nn]ode (\S+)", line)
+                found.find(
+                    FAIL,
+                    f"slurm-{known.rule}",
+                    node[1] if node else "Slurm",
+                    line[:140],
+                    "no error",
+                    action="drain",
+                    why=known.why,
+                    advice=known.action,
+                )
     changed = re.search(r"gres/gpu: Count changed on node (\S+) \((\d+) != (\d+)\)", text)
     low = re.search(
         r"Setting node (\S+) state to INVAL with reason:(gres/gpu count reported lower than configured"
@@ -522,6 +575,8 @@ def parse_slurm_conf(text: str) -> Recording:
             lines.setdefault(
                 entry.line, f"{name}: CPUs={cpus} and sockets x cores x threads is {product[-1]}"
             )
+    for mistake in lint.partition_mistakes(text):
+        lines.setdefault(mistake.line, mistake.message)
     for number, message in sorted(lines.items()):
         found.find(
             FAIL,
@@ -556,11 +611,18 @@ def parse_slurm_conf(text: str) -> Recording:
 
 def _cpus(entry: lint.Entry) -> list[int]:
     """Numbers of CPUs that sockets, cores and threads allow: cores, or threads."""
-    numbers = [entry.get(key) for key in ("Sockets", "CoresPerSocket", "ThreadsPerCore")]
+    boards = entry.get("Boards") or "1"
+    per_board = entry.get("SocketsPerBoard")
+    numbers = [
+        per_board or entry.get("Sockets"),
+        entry.get("CoresPerSocket"),
+        entry.get("ThreadsPerCore"),
+        boards if per_board else "1",
+    ]
     if not all(number and number.isdigit() for number in numbers):
         return []
-    sockets, cores, threads = (int((number or "0")[:6]) for number in numbers)
-    return [sockets * cores, sockets * cores * threads]
+    sockets, cores, threads, times = (int((number or "0")[:6]) for number in numbers)
+    return [times * sockets * cores, times * sockets * cores * threads]
 
 
 _RULE = re.compile(r"^\s*(\S+)\s*\|\|\s*(?:export\s+)?(\w+)\s*(.*?)\s*$")
@@ -636,5 +698,6 @@ KINDS: tuple[Kind, ...] = (
     Kind("slurm.conf", is_slurm_conf, parse_slurm_conf),
     Kind("a node's reason", is_reason, parse_reason),
     Kind("Slurm's log", is_log, parse_log),
+    Kind("sinfo", is_sinfo_table, parse_sinfo_table),
     Kind("sinfo -N", is_sinfo, parse_sinfo),
 )

@@ -90,6 +90,22 @@ def parameter(slurm_conf: str, name: str) -> str | None:
     return found[-1] if found else None
 
 
+def partition_mistakes(slurm_conf: str) -> list[Mistake]:
+    """Nodes of partitions that no NodeName line names. A file that includes others cannot be judged so."""
+    if re.search(r"^\s*include\s", slurm_conf, re.IGNORECASE | re.MULTILINE):
+        return []
+    known = {*nodes(slurm_conf), *(entry.get("NodeSet") for entry in parse(slurm_conf))}
+    found = []
+    for entry in parse(slurm_conf):
+        wanted = entry.get("Nodes") if entry.get("PartitionName") else None
+        names = _expanded(wanted) if wanted and wanted.upper() != "ALL" else []
+        strange = [name for name in names if name not in known]
+        if strange and len(known) > 1:
+            told = ", ".join(strange[:4]) + (f" and {len(strange) - 4} more" if len(strange) > 4 else "")
+            found.append(Mistake("slurm.conf", entry.line, f"no NodeName line for {told}"))
+    return found
+
+
 # gres.conf
 
 
@@ -102,13 +118,26 @@ def gres_mistakes(gres_conf: str, slurm_conf: str | None = None) -> list[Mistake
     return sorted(mistakes, key=lambda mistake: mistake.line)
 
 
+_GRES_KEYS = {
+    *("autodetect", "cores", "count", "cpus", "file", "files", "flags", "links", "multiplefiles", "name"),
+    *("nodename", "type"),
+}
+
+
 def _gres_alone(entries: list[Entry]) -> Iterator[Mistake]:
     automatic = any((entry.get("AutoDetect") or "off").lower() != "off" for entry in entries)
     seen: dict[tuple[tuple[str, str], ...], int] = {}
     for entry in entries:
+        strange = sorted(set(entry.values) - _GRES_KEYS)
+        if strange:
+            yield Mistake("gres.conf", entry.line, f"slurmd does not know the key {', '.join(strange)}")
         name = entry.get("Name")
         if name is None:
             continue
+        file, count = entry.get("File"), entry.get("Count") or ""
+        files = len(_expanded(file.replace("/", "_"))) if file and "," not in file else 0
+        if files and count.isdigit() and int(count) != files:
+            yield Mistake("gres.conf", entry.line, f"Count={count} and {files} device files")
         same = tuple(sorted(entry.values.items()))
         if same in seen:
             yield Mistake(
@@ -315,7 +344,7 @@ def reason_cause(
     elif re.search(r"low socket\*core\*thread count|low cpus", reason, re.IGNORECASE):
         why = "the node has fewer CPUs than its NodeName line says: SMT off in firmware, or a CPU missing"
         causes.append(Cause("cpus-low", why, "slurmd -C on the node, against its NodeName line"))
-    elif re.search(r"low realmemory", reason, re.IGNORECASE):
+    elif re.search(r"low real_?memory", reason, re.IGNORECASE):
         why = "the node has less memory than its NodeName line says: a memory module is missing or disabled"
         causes.append(Cause("memory-low", why, "free -m and dmidecode -t memory on the node"))
     elif re.search(r"not responding", reason, re.IGNORECASE):
@@ -357,6 +386,13 @@ def log_cause(log: str) -> Cause | None:
             "start-order",
             "slurmctld started before slurmdbd answered",
             "wait for `sacctmgr show cluster` to answer, then start slurmctld",
+        )
+    missing = re.search(r"(?:can't stat|Waiting for) gres.conf file (\S+?):?(?:\s|$)", log)
+    if missing:
+        return Cause(
+            "gres-device",
+            f"{missing[1]} is not there: a GPU is missing, or the driver was not up when slurmd started",
+            "nvidia-smi; ls /dev/nvidia[0-9]*; then restart slurmd",
         )
     if re.search(r"specified plugin name for cgroup/v2", log):
         return Cause(
