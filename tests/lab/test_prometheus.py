@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
 
+from provision.components.certificates import exports as certificates
 from provision.components.prometheus import exports
+from provision.components.prometheus.settings import MonitoringSettings
 from provision.engine.controller import converge
 from provision.engine.remote import connect
 from provision.lab import Lab
@@ -259,3 +261,129 @@ def test_installed_rules_do_what_their_tests_say(site: Site, file: Path) -> None
         HEAD,
         f"cat >{path} <<'EOF'\n{as_installed(file)}EOF\npromtool test rules {path}; rc=$?; rm {path}; exit $rc",
     )
+
+
+# ---- servers and receivers outside of the cluster, stood in for on the head's loopback
+
+HOOK, MAIL, ALERTMANAGER, FEDERATED, STORE = 19180, 19125, 19193, 19190, 19191
+FOLDER = "/tmp/outside"
+HEARD = f"{FOLDER}/heard"
+
+LISTENER = f"""import http.server, socketserver, threading
+heard = open({HEARD!r}, "ab", buffering=0)
+class Hook(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        heard.write(self.path.encode() + b" " + self.rfile.read(int(self.headers["Content-Length"])) + b"\\n")
+        self.send_response(200)
+        self.end_headers()
+class Mail(socketserver.StreamRequestHandler):
+    def handle(self):
+        self.wfile.write(b"220 here\\r\\n")
+        text = False
+        for line in self.rfile:
+            if text and line != b".\\r\\n":
+                heard.write(b"/mail " + line)
+                continue
+            word = line[:4].upper()
+            self.wfile.write({{b"DATA": b"354 go on", b"QUIT": b"221 bye"}}.get(word, b"250 well") + b"\\r\\n")
+            text = word == b"DATA"
+            if word == b"QUIT":
+                return
+mail = socketserver.ThreadingTCPServer(("127.0.0.1", {MAIL}), Mail)
+threading.Thread(target=mail.serve_forever, daemon=True).start()
+http.server.ThreadingHTTPServer(("127.0.0.1", {HOOK}), Hook).serve_forever()
+"""
+
+
+@pytest.fixture
+def outside(site: Site) -> Iterator[Callable[[str, str], None]]:
+    """Runs a command on the head as a unit of this name, until the test is over."""
+    started: list[str] = []
+
+    def run(name: str, command: str) -> None:
+        started.append(f"outside-{name}")
+        on_node(site, HEAD, f"systemd-run --quiet --collect --unit=outside-{name} {command}")
+
+    on_node(site, HEAD, f"mkdir -p {FOLDER}")
+    yield run
+    on_node(site, HEAD, f"systemctl stop {' '.join(started)}; rm -r {FOLDER}")
+
+
+def write(site: Site, name: str, text: str) -> str:
+    on_node(site, HEAD, f"umask 077; cat >{FOLDER}/{name} <<'EOF'\n{text}EOF")
+    return f"{FOLDER}/{name}"
+
+
+def says(site: Site, command: str, words: Collection[str], within: float = 60) -> None:
+    """What a command prints on the head has all of these words after a while."""
+    deadline = time.monotonic() + within
+    while missing := [word for word in words if word not in (read := output_of(site, HEAD, command))]:
+        assert time.monotonic() < deadline, f"{command}: without {missing}: {read}"
+        time.sleep(1)
+
+
+def test_an_alert_reaches_every_receiver(site: Site, outside: Callable[[str, str], None]) -> None:
+    chosen = {
+        "webhook": f"http://127.0.0.1:{HOOK}/hook",
+        "slack": {"url": f"http://127.0.0.1:{HOOK}/slack", "channel": "#gpu"},
+        "mail": {
+            "to": ["a@example.org"],
+            "sender": "cluster@example.org",
+            "smarthost": f"127.0.0.1:{MAIL}",
+            "require_tls": False,
+        },
+    }
+    settings = MonitoringSettings.model_validate({"alerts": chosen})
+    config = write(site, "alertmanager.yml", exports.alertmanager_yml(site, settings))
+    outside("listener", f"/usr/bin/python3 {write(site, 'listener.py', LISTENER)}")
+    address = f"127.0.0.1:{ALERTMANAGER}"
+    outside(
+        "alertmanager",
+        f"/usr/bin/prometheus-alertmanager --config.file={config} --storage.path={FOLDER}/alerts "
+        f"--web.listen-address={address} --cluster.listen-address=",
+    )
+    says(site, f"curl -sS --retry 30 --retry-delay 1 --retry-connrefused http://{address}/-/ready", ["OK"])
+    on_node(
+        site,
+        HEAD,
+        f"amtool alert add --alertmanager.url=http://{address} alertname=Tried severity=warning node={WORKER}",
+    )
+    says(site, f"cat {HEARD}", ["/hook {", "/slack {", "#gpu", "/mail To: a@example.org", "Tried"])
+
+
+def test_samples_come_from_another_cluster_and_go_to_a_store(
+    site: Site, outside: Callable[[str, str], None]
+) -> None:
+    """One server takes samples of the cluster's own over, by TLS and password, and writes them to another."""
+    password = output_of(site, HEAD, f"cat {exports.PASSWORD}")
+    settings = MonitoringSettings.model_validate(
+        {
+            "interval": "5s",
+            "federation": [
+                {
+                    "server": f"{HEAD}:{exports.SERVER}",
+                    "match": ['up{job="node"}'],
+                    "user": exports.USER,
+                    "password": password,
+                    "authority": certificates.AUTHORITY,
+                }
+            ],
+            "remote_write": [{"url": f"http://127.0.0.1:{STORE}/api/v1/write"}],
+        }
+    )
+    document = yaml.safe_load(exports.prometheus_yml(site, site.head, settings))
+    jobs = [job for job in document["scrape_configs"] if job["job_name"].startswith("federate-")]
+    federates = {**document, "scrape_configs": jobs, "alerting": {}, "rule_files": []}
+    for name, port, config, options in (
+        ("store", STORE, "{}\n", "--web.enable-remote-write-receiver"),
+        ("federated", FEDERATED, yaml.safe_dump(federates), ""),
+    ):
+        path = write(site, f"{name}.yml", config)
+        outside(
+            name,
+            f"/usr/bin/prometheus --config.file={path} --storage.tsdb.path={FOLDER}/{name} "
+            f"--web.listen-address=127.0.0.1:{port} {options}",
+        )
+    ask = f"curl -sS --retry 30 --retry-delay 1 --retry-connrefused http://127.0.0.1:{STORE}/api/v1/query"
+    nodes = [f'"node":"{node}"' for node in site.nodes]
+    says(site, f"{ask} --data-urlencode 'query=up{{job=\"node\"}} == 1'", nodes)
