@@ -317,7 +317,7 @@ def _essence(event: Event) -> str:
 
 
 def _fatal(text: str) -> bool:
-    return re.search(r"\bFatal\b", text) is not None
+    return re.search(r"(?<!-)\bFatal\b", text) is not None
 
 
 def _joined(messages: Iterable[Message]) -> Iterator[Message]:

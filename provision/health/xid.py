@@ -1,8 +1,9 @@
 """What an XID asks for: NVIDIA's table and the workflows behind some of its numbers. Pure.
 
-The table (profiles/health.json, "xids") gives a number's action; 45, 48, 63, 64, 74, 94, 119, 120, 144 to 150 and 154
-depend on what stands around them. `before` tells how often the same was acted upon already, so that a reset that did
-not help becomes a reboot, and a reboot that did not help a replacement.
+The table (profiles/health.json, "xids") is NVIDIA's (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html) and
+gives a number's action; 45, 48, 63, 64, 74, 94, 119, 120, 144 to 150, 154, 171 and 172 depend on what stands around
+them. `before` tells how often the same was acted upon already, so that a reset that did not help becomes a reboot, and a
+reboot that did not help a replacement.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from provision.health.finding import FAIL, PASS, UNKNOWN, WARN
 from provision.health.kernel import Event
 from provision.health.limits import DATA
 
-_RECOVERY = re.compile(r"to (?:0x[0-9a-f]+ )?\(?([A-Za-z][\w ]+?)\)?$")
-# the driver's own words, in messages and in GPU Recovery Action
+_RECOVERY = re.compile(r"to (?:0x(?P<number>[0-9a-f]+) )?\(?(?P<words>[A-Za-z][\w /-]+?)\)?\.?$")
+# the driver's own words, in messages and in GPU Recovery Action; they change from release to release
 RECOVERY = {
     "none": (PASS, None),
     "reset": (FAIL, "reset"),
@@ -28,6 +29,22 @@ RECOVERY = {
     "drain p2p": (FAIL, "drain"),
     "drain and reset": (FAIL, "reset"),
     "gpu drain p2p": (FAIL, "drain"),
+    "pf flr": (FAIL, "reset"),
+    "bus reset": (FAIL, "reset"),
+    "os reboot": (FAIL, "reboot"),
+    "system reboot": (FAIL, "reboot"),
+    "recover imex domain": (FAIL, "drain"),
+}
+# nvmlDeviceGpuRecoveryAction_t
+RECOVERY_NAMES = {
+    0: "None",
+    1: "Reset",
+    2: "Reboot",
+    3: "Drain P2P",
+    4: "Drain and Reset",
+    5: "Recover IMEX Domain",
+    6: "Bus Reset",
+    7: "System Reboot",
 }
 AFTER_RESET = "the same came back after a reset"
 AFTER_REBOOT = "the same came back after a reboot"
@@ -52,7 +69,7 @@ class Judged:
 
 @cache
 def table() -> dict[int, str]:
-    """XID -> "application", "ignore", "reset", "reboot", "support", "update", "mechanics" or "uvm"."""
+    """XID -> "application", "ignore", "reset", "reboot", "support", "update", "mechanics", "smoothing" or "uvm"."""
     groups = json.loads(__loader__.get_data(DATA).decode())["xids"]  # type: ignore[name-defined]
     return {number: action for action, numbers in groups.items() for number in numbers}
 
@@ -126,23 +143,29 @@ def _workflow(event: Event, same: list[Event], jobs: int) -> Judged:
             "the GPU's system processor does not answer: reboot if the reset does not help, then its firmware",
         )
     if number is not None and 144 <= number <= 150:
+        if re.search(r"\bNon-?fatal\b", event.text, re.IGNORECASE):
+            return Judged(WARN, "warn", "NVLink recovered by itself")
         if re.search(r"\bFatal\b", event.text):
             return Judged(
                 FAIL,
                 "reset",
                 "NVLink failed for good: XID 154 or the GPU's recovery action has the last word",
             )
-        if re.search(r"\bNonfatal\b", event.text, re.IGNORECASE):
-            return Judged(WARN, "warn", "NVLink recovered by itself")
         return Judged(FAIL, "reset", "NVLink error of unknown severity")
     if number == 154:
         if any(other.number == 154 and _later(other, event) for other in same):
             return Judged(PASS, None, "a later one has the last word")
         asked = _RECOVERY.search(event.text.strip())
-        known = recovery(asked[1]) if asked else None
+        known = recovery(asked["words"]) if asked else None
+        if known is None and asked and asked["number"]:
+            known = recovery(RECOVERY_NAMES.get(int(asked["number"], 16), ""))
         if known is None:
             return Judged(UNKNOWN, "drain", f"recovery action in words that are not known: {event.text[:80]}")
-        return Judged(known[0], known[1], f"the driver asks for: {asked[1] if asked else ''}")
+        return Judged(known[0], known[1], f"the driver asks for: {asked['words'] if asked else ''}")
+    if number in (171, 172):
+        if 48 in numbers:
+            return Judged(PASS, None, "tells more of XID 48")
+        return Judged(FAIL, "reset", f"uncorrectable error in {'DRAM' if number == 171 else 'SRAM'}")
     return _tabled(event, jobs)
 
 
@@ -171,6 +194,10 @@ def _tabled(event: Event, jobs: int) -> Judged:
         return Judged(FAIL, "drain", "power or seating: check the GPU's power cables and its seat")
     if action == "update":
         return Judged(WARN, "warn", "update driver and firmware")
+    if action == "smoothing":
+        return Judged(
+            WARN, "warn", "the circuit that smooths the GPU's power is off or worn: temperature, or its life"
+        )
     if action == "uvm":
         return Judged(WARN, "warn", "unified memory error: look for another XID, report it if there is none")
     if action == "support":

@@ -241,7 +241,13 @@ def xid_of(number: int, text: str = "", **over: object) -> Event:
         (140, [], FAIL, "reset"),
         (142, [], FAIL, "drain"),
         (151, [], FAIL, "reboot"),
+        (162, [], PASS, None),
+        (163, [], WARN, "warn"),
+        (165, [], WARN, "warn"),
+        (168, [], FAIL, "reboot"),
         (169, [], UNKNOWN, "drain"),
+        (171, [48], PASS, None),
+        (172, [], FAIL, "reset"),
         (999, [], UNKNOWN, "drain"),
     ],
 )
@@ -270,6 +276,11 @@ def test_an_xid_asks_for_what_its_workflow_says(
         (154, "GPU recovery action changed from 0x0 (None) to 0x3 (Drain P2P)", FAIL, "drain"),
         (154, "GPU recovery action changed from 0x4 (Drain and Reset) to 0x0 (None)", PASS, None),
         (154, "GPU recovery action changed from 0x0 (None) to 0x9 (Dance)", UNKNOWN, "drain"),
+        (154, "GPU recovery action changed from 0x0 (None) to 0x1 (PF FLR)", FAIL, "reset"),
+        (154, "GPU recovery action changed from 0x0 (None) to 0x2 (OS Reboot)", FAIL, "reboot"),
+        (154, "GPU recovery action changed from 0x0 (None) to 0x5 (Recover IMEX Domain)", FAIL, "drain"),
+        (154, "GPU recovery action changed from 0x0 (None) to 0x6 (another word)", FAIL, "reset"),
+        (149, "NETIR_BER_EVENT Non-Fatal XC0 i0 Link 03", WARN, "warn"),
     ],
 )
 def test_the_text_of_an_xid_decides_where_its_number_does_not(

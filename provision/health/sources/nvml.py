@@ -9,13 +9,13 @@ from typing import Any, Callable
 from provision.health.kernel import address
 from provision.health.readings import Absent, Device, Unread
 from provision.health.sources import Source
+from provision.health.xid import RECOVERY_NAMES
 
 Read = Callable[[Any, Any], Any]  # (the nvml module, a device handle) -> value
 
 _ENABLED = {0: "Disabled", 1: "Enabled"}
 _FABRIC = {0: "Not Supported", 1: "Not Started", 2: "In Progress", 3: "Completed"}
 _COMPUTE = {0: "Default", 1: "Exclusive_Thread", 2: "Prohibited", 3: "Exclusive_Process"}
-_RECOVERY = {0: "None", 1: "Reset", 2: "Reboot", 3: "Drain P2P", 4: "Drain and Reset"}
 _ANCESTOR = {0: "X", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 _P2P = {0: "OK", 1: "CNS", 2: "GNS", 3: "TNS", 4: "Disabled by regkey", 5: "NS", 6: "U"}
 _P2P_INDEX = {"READ": 0, "WRITE": 1, "NVLINK": 2}  # the Python library has tuples there
@@ -152,7 +152,7 @@ def _of_driver(version: str) -> str:
 
 
 def _recovery(number: Any) -> Any:
-    return number if isinstance(number, Absent) else _RECOVERY.get(number, f"action {number}")
+    return number if isinstance(number, Absent) else RECOVERY_NAMES.get(number, f"action {number}")
 
 
 def _remapped(told: Any) -> tuple[Any, ...]:
