@@ -2,8 +2,8 @@
 
 The table (profiles/health.json, "xids") is NVIDIA's (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html) and
 gives a number's action; 45, 48, 63, 64, 74, 94, 119, 120, 144 to 150, 154, 171 and 172 depend on what stands around
-them. `before` tells how often the same was acted upon already, so that a reset that did not help becomes a reboot, and a
-reboot that did not help a replacement.
+them. `before` tells how often the same was acted upon already, so that a reset that did not help becomes a reboot, and
+a reboot that did not help a replacement.
 """
 
 from __future__ import annotations

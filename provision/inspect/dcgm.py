@@ -214,7 +214,7 @@ def parse_diag_table(text: str) -> Recording:
     found = Recording("dcgmi diag")
     results: list[tuple[str, str, str, str]] = []
     version = "?"
-    metadata = False
+    metadata = measured = False
     for line in text.splitlines():
         section = re.match(r"[|+]-----\s+(\w+)\s+-", line)
         if section:
@@ -225,17 +225,23 @@ def parse_diag_table(text: str) -> Recording:
             continue
         name, status = row[1].strip(), row[2].strip()
         one = re.fullmatch(r"GPU ?(\d+): (\w+)", status)
-        about = re.fullmatch(r"(?:Warning|Error|Info)(?:: ?(?:GPU ?(\d+))?)?", name)
+        about = re.fullmatch(r"(Warning|Error|Info)(?:: ?(?:GPU ?(\d+))?)?", name)
         if name == "DCGM Version":
             version = status
         elif metadata or (name == "Diagnostic" and status == "Result"):
             continue
         elif about:
-            _remark(results, about[1], status)
+            measured = about[1] == "Info"  # bandwidths, bytes allocated: nothing against the test
+            if not measured:
+                _remark(results, about[2], status)
         elif name:
+            measured = False
             results += _row(test_name(name), status)
         elif one and results:  # version 4: a row a GPU below the test's own
+            measured = False
             results.append((results[-1][0], f"GPU {one[1]}", one[2], ""))
+        elif measured:
+            continue
         elif re.match(r"(?:Pass|Fail|Skip|Warn) - ", status) and results:  # version 3: the other GPUs
             results += _row(results[-1][0], status)
         elif results:

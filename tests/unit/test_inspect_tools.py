@@ -49,6 +49,18 @@ def test_gpus_that_passed_beside_one_that_failed_are_no_remark_of_version_3() ->
     assert verdicts(diag(*rows), "dcgm-diag") == {(FAIL, "GPU 1"), (PASS, "GPU 0"), (PASS, "GPU 2")}
 
 
+def test_what_a_test_measured_is_nothing_against_it() -> None:
+    rows = [
+        ("PCIe", "Pass - All"),
+        ("Info", "GPU 0 GPU to Host bandwidth:  14.26 GB/s, GPU"),
+        ("", "0 Host to GPU bandwidth:  8.66 GB/s"),
+        ("GPU Memory", "Pass - All"),
+        ("Info", "GPU 0 Allocated 83892938283 bytes (98.4%)"),
+        ("Info", "GPU 1 Allocated 83892938283 bytes (98.4%)"),
+    ]
+    assert bad(diag(*rows)) == []
+
+
 def test_a_test_that_passed_with_a_remark_is_not_well() -> None:
     told = json.loads(DIAG)
     (result,) = told["DCGM Diagnostic"]["test_categories"][1]["tests"][0]["results"]
