@@ -142,7 +142,10 @@ def _gathered(at: Target, collector: Any, match: str, gathers: Node) -> datetime
     elif exports.by_elasticsearch(at.site):
         ask, parse = elastic.newest, elastic.parse
     else:
-        return _newest(collector, f"journalctl --directory={exports.FOLDER} {match}")
+        # without the folder nothing has come from any node yet
+        return _newest(
+            collector, f"[ ! -d {exports.FOLDER} ] || journalctl --directory={exports.FOLDER} {match}"
+        )
     answer = collector.run(ask(at.node, gathers))
     if answer.rc != 0:
         raise _Unreadable(f"curl: {answer.stderr.strip() or answer.stdout.strip()[:200]}")
