@@ -151,6 +151,8 @@ PATTERNS: dict[str, Pattern[str]] = {
     "rm-init": re.compile(
         rf"NVRM: GPU ({_SHORT}): RmInitAdapter failed|NVRM: (?:GPU\d+ )?RmInitAdapter(?: failed|: Cannot init)"
     ),
+    "uvm-fatal": re.compile(r"NVRM: .*uvm encountered global fatal error"),
+    "slot-down": re.compile(rf"({_ADDRESS}): pciehp: Slot\([^)]*\): (?:Link Down|Card not present)"),
     "nothing-driven": re.compile(
         r"NVRM: (?:None of the NVIDIA devices were initialized|No NVIDIA GPU found)"
     ),
@@ -171,7 +173,7 @@ PATTERNS: dict[str, Pattern[str]] = {
     ),
     "aer-fatal": re.compile(
         rf"({_ADDRESS}): AER: .*Uncorrect(?:ed|able) \(Fatal\)"
-        rf"|({_ADDRESS}): PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Fatal\)"
+        rf"|({_ADDRESS}): PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Fatal\)|({_ADDRESS}): DPC: containment event"
     ),
     "aer-nonfatal": re.compile(
         rf"({_ADDRESS}): AER: .*Uncorrect(?:ed|able) \(Non-Fatal\)"
@@ -207,9 +209,9 @@ PATTERNS: dict[str, Pattern[str]] = {
     "hung-task": re.compile(r"INFO: task (\S+?):\d+ blocked for more than \d+ seconds"),
     "machine-check": re.compile(
         r"mce: \[Hardware Error\]: Machine check|Machine check events logged|EDAC .*\bUE\b"
-        r"|Memory failure: 0x[0-9a-f]+: recovery action"
+        r"|Memory failure: 0x[0-9a-f]+: recovery action|\[Hardware Error\]: event severity: (?:fatal|recoverable)"
     ),
-    "memory-corrected": re.compile(r"EDAC (\w+): \d+ CE\b"),
+    "hardware-corrected": re.compile(r"EDAC (\w+): \d+ CE\b|\[Hardware Error\]: event severity: corrected"),
     "cpu-throttled": re.compile(r"CPU\d+: (?:Core|Package) temperature (?:is )?above threshold"),
     "io-error": re.compile(
         r"(?:blk_update_request: )?(?:critical \w+|I/O) error, dev (\w+)|Buffer I/O error on dev(?:ice)? (\S+),"
@@ -268,6 +270,9 @@ _WORDS = (
     "driver interface version",
     "stall",
     "file-max",
+    "DPC",
+    "pciehp",
+    "Hardware Error",
     "ower budget",
     "emperature",
     "Disk failure",

@@ -75,9 +75,12 @@ def parse_log(text: str) -> Recording:
         found.node.values["driver_version"] = loaded[-1][2]
     lines = sum(1 for line in text.splitlines() if line.strip())
     odd = lines - len(messages)
-    found.about = f"{len(messages)} messages, {len(reported)} kinds of events" + (
-        f", {odd} lines of another form" if odd else ""
-    )
+    about = [f"{len(messages)} messages", f"{len(reported)} kinds of events"]
+    if loaded:
+        about.append(f"driver {loaded[-1][2]}")
+    if odd:
+        about.append(f"{odd} lines of another form")
+    found.about = ", ".join(about)
     if not text.endswith("\n") and len(messages) > 1:
         found.find(
             WARN,

@@ -80,6 +80,9 @@ _FUNCTION = re.compile(
 )
 
 
+_SILENT = re.compile(r"^((?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) (.*)\(rev ff\)", re.MULTILINE)
+
+
 def is_lspci(text: str) -> bool:
     return re.search(r"^(?:[0-9a-f]{4}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7] \S", text, re.MULTILINE) is not None
 
@@ -130,6 +133,18 @@ def parse_lspci(text: str) -> Recording:
                 action="reboot" if down else None,
                 advice="reseat the card or its riser" if down else None,
             )
+    for bus, words in _SILENT.findall(text):
+        judged += 1
+        found.find(
+            FAIL,
+            "off-bus",
+            bus,
+            f"{words.strip()[:80]} (rev ff)",
+            "an answer",
+            action="reboot",
+            why="the card does not answer on the bus",
+            advice="drain, reboot; if it comes back: reseat, check power and cooling",
+        )
     if gpus:
         judged += 1
         found.tell(

@@ -20,6 +20,7 @@ _PREFIXES: tuple[Pattern[str], ...] = tuple(
         r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+(?:Z|[+-]\d\d:\d\d) std(?:out|err) [FP] ",  # a container's log file
         r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6,9}Z (?!\S+ kernel: )",  # kubectl logs --timestamps
         r"(?:/[\w.+-]+)+:(?=\S| )",  # grep over files
+        r">(?: |$)",  # a letter's quotation
         r" *\d{1,5}: ",  # srun --label
         r"\[\d{1,5}\] ",  # pdsh and others, by rank
         r"\d+[:-](?=\[|\w{3} +\d)",  # grep -n before a kernel's moment

@@ -90,9 +90,22 @@ def test_a_line_of_any_form_is_the_same_event(form: str) -> None:
             "",
         ),
         ("NVRM: Xid (PCI:0000:1b:00): ", "garbled", "0000:1b:00"),
-        ("EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0", "memory-corrected", "MC0"),
+        ("EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0", "hardware-corrected", "MC0"),
         ("EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#0_DIMM#0", "machine-check", ""),
         ("Memory failure: 0x12ab: recovery action for dirty LRU page: Recovered", "machine-check", ""),
+        ("{1}[Hardware Error]: event severity: fatal", "machine-check", ""),
+        ("{1}[Hardware Error]: event severity: corrected", "hardware-corrected", ""),
+        (
+            "pcieport 0000:97:01.0: DPC: containment event, status:0x1f01 source:0x0000",
+            "aer-fatal",
+            "0000:97:01.0",
+        ),
+        ("pcieport 0000:97:01.0: pciehp: Slot(12): Link Down", "slot-down", "0000:97:01.0"),
+        (
+            "NVRM: nvGpuOpsReportFatalError: uvm encountered global fatal error 0x60, requiring os reboot",
+            "uvm-fatal",
+            "",
+        ),
         ("CPU0: Package temperature above threshold, cpu clock throttled", "cpu-throttled", ""),
         ("CPU3: Core temperature is above threshold, cpu clock is throttled", "cpu-throttled", ""),
         (

@@ -47,6 +47,7 @@ WRAPPED = {
     ),
     "a prompt": lambda text: f"root@gpu-1:~# a-command --of it\n{text}root@gpu-1:~# \n",
     "a fence": lambda text: f"It says:\n\n```\n{text}```\n\nWhy?\n",
+    "a quotation": lambda text: each_line("> > ", text),
     "an indent": lambda text: each_line("    ", text),
     "clush": lambda text: each_line("gpu-1: ", text),
 }

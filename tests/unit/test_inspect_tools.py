@@ -186,3 +186,11 @@ def test_skips_of_version_4_stay_skips() -> None:
     rows = [("software", "Pass"), ("nvbandwidth", "Skip"), ("", "GPU0: Skip")]
     assert (SKIP, "GPU 0") in verdicts(diag(*rows), "dcgm-diag")
     assert overall(diag(*rows)) == UNKNOWN
+
+
+def test_a_card_that_does_not_answer_on_the_bus_is_told() -> None:
+    card = "{}:00.0 3D controller [0302]: NVIDIA Corporation GH100 [H100 SXM5 80GB] [10de:2330] (rev {})\n"
+    (told,) = [
+        each for each in found(card.format("1c", "a1") + card.format("3b", "ff")) if each.verdict == FAIL
+    ]
+    assert (told.check, told.subject, told.action) == ("off-bus", "3b:00.0", "reboot")

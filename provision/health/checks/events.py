@@ -175,13 +175,16 @@ def machine_check(node: Device, limits: Limits) -> Iterator[Found]:
     67, "driver-start", "the driver starts every GPU", reads=_KERNEL, accepts="no failure", action="reboot"
 )
 def driver_start(node: Device, limits: Limits) -> Iterator[Found]:
-    failed = _of(node, "rm-init", "api-mismatch", "open-module-wanted")
+    failed = _of(node, "rm-init", "api-mismatch", "open-module-wanted", "uvm-fatal")
     if not failed:
         yield passed("no failure")
     for event in failed:
         license_ = node.get("module.license")
         advice = "reboot; if it stays: driver version, firmware, or another slot"
         why = None
+        if event.kind == "uvm-fatal":
+            why = "unified memory has failed for good on this boot"
+            advice = "drain, reboot; look for the XID before it"
         if event.kind == "api-mismatch":
             why = "library and kernel module are of different versions"
             advice = "an upgrade without a reboot: reboot, then hold the packages"
@@ -269,13 +272,14 @@ def fabric_version(node: Device, limits: Limits) -> Iterator[Found]:
 
 # what the kernel complains of and no other check judges: kind -> what to do
 _COMPLAINTS = {
-    "memory-corrected": "watch it; replace the module if it goes on: rasdaemon, the BMC's event log",
+    "hardware-corrected": "watch it; replace the part if it goes on: rasdaemon, the BMC's event log",
     "cpu-throttled": "fans, air flow; the BMC's temperatures",
     "nvme-slow": "nvme smart-log; firmware of the drive; replace it if it goes on",
     "file-limit": "who holds them? lsof; fs.file-max",
     "server-silent": "the file server, and the network to it",
     "iommu-fault": "which device is it? IOMMU off or passthrough for GPUDirect; its driver and firmware",
     "nvlink": "nvidia-smi nvlink -s; the fabric manager's log; reset all GPUs if links are down",
+    "slot-down": "which card was in that slot? power, seat, riser; lspci -t",
     "nothing-driven": "is nouveau or vfio-pci bound to the GPUs? lspci -nnk -d 10de:",
 }
 
@@ -285,7 +289,7 @@ _COMPLAINTS = {
     "kernel-complaints",
     "other complaints of the kernel",
     reads=_KERNEL,
-    accepts="none about memory, temperature, NVMe, open files, file servers, IOMMU, NVLink",
+    accepts="none about memory, temperature, slots, NVMe, open files, file servers, IOMMU, NVLink",
     action="warn",
 )
 def kernel_complaints(node: Device, limits: Limits) -> Iterator[Found]:
