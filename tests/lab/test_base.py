@@ -110,13 +110,15 @@ def test_machine_ids_must_be_there_and_differ(on: Bench) -> None:
         on.lab.inside(WORKER, f"echo uninitialized >{ID}")
         fresh = on.found("machine-id", WORKER)
         on.lab.inside(WORKER, f"rm {ID}")
-        gone = on.found("machine-id", WORKER)
-        silent = on.found("machine-id-unique", HEAD)
+        gone = [on.found("machine-id", WORKER), on.found("machine-id-unique", HEAD)]
+        on.lab.inside(WORKER, f"mkdir {ID}")
+        unreadable = [on.found("machine-id", WORKER), on.found("machine-id-unique", HEAD)]
     finally:
-        on.lab.inside(WORKER, f"mv {ID}.own {ID}")
+        on.lab.inside(WORKER, f"[ ! -d {ID} ] || rmdir {ID}; mv {ID}.own {ID}")
     assert (clone.verdict, clone.read) == (Verdict.FAIL, f"equal-machine-id {same} on {HEAD}, {WORKER}")
     assert (fresh.verdict, fresh.read) == (Verdict.FAIL, "uninitialized")
-    assert (gone.verdict, silent.verdict) == (Verdict.UNKNOWN, Verdict.UNKNOWN)
+    assert [found.verdict for found in gone] == [Verdict.FAIL, Verdict.FAIL]
+    assert [found.verdict for found in unreadable] == [Verdict.UNKNOWN, Verdict.UNKNOWN]
     assert (on.found("machine-id").verdict, on.found("machine-id-unique", HEAD).verdict) == (
         Verdict.PASS,
         Verdict.PASS,
