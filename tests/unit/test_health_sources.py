@@ -519,6 +519,22 @@ def test_the_budget_stops_drains_and_alerts(tmp_path: Path) -> None:
     assert not [call for call in run.calls if call.startswith("scontrol update")]
 
 
+def test_a_drain_beyond_the_budget_is_taken_back_where_others_drained_meanwhile(tmp_path: Path) -> None:
+    nobody = slurm()
+
+    def run(words: Any) -> subprocess.CompletedProcess[str]:
+        if "State=DRAIN" in words:
+            nobody.answers["sinfo -h -N -o"] = "".join(
+                f"gpu-{number}|provision: health: xid|1970-01-01T00:16:4{4 - number}\n"
+                for number in (1, 2, 3)
+            )
+        return nobody(words)
+
+    said = act.slurm(config(tmp_path), outcome_of([GRAVE]), run, now=lambda: 1000.0)
+    assert said.startswith("ALERT: resumed, the budget of 2 nodes an hour is used up: nvlink-count")
+    assert nobody.calls[-1] == "scontrol update NodeName=gpu-1 State=RESUME"
+
+
 def test_what_an_agent_drained_is_resumed_when_all_is_well(tmp_path: Path) -> None:
     run = slurm(after="State=IDLE ")
     well = outcome_of([Finding(PASS, "xid", "gpu-1")], "IDLE+DRAIN", "provision: health: xid; reset")
