@@ -176,6 +176,8 @@ def parse_scontrol_node(text: str) -> Recording:
         except Failed as error:
             found.cut(str(error))
             continue
+        if "CPUTot=" in block and "CfgTRES=" not in block:
+            found.cut(f"{node.subject} is not told to its end: cut off?")
         reason = node.get("reason")
         causes = lint.reason_cause(str(reason or ""), memory=node.get("real_memory"))
         for cause in causes:
@@ -265,7 +267,7 @@ _HEADED = re.compile(r"^(?:PARTITION|NODELIST|REASON|HOSTNAMES)\s+[A-Z]", re.MUL
 def is_sinfo_table(text: str) -> bool:
     head = _HEADED.search(text)
     words = text[head.start() :].partition("\n")[0].split() if head else []
-    return ("NODELIST" in words or "HOSTNAMES" in words) and ("STATE" in words or "REASON" in words)
+    return bool({"NODELIST", "HOSTNAMES"} & set(words)) and ("STATE" in words or words[0] == "REASON")
 
 
 def parse_sinfo_table(text: str) -> Recording:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 from xml.etree import ElementTree
@@ -742,12 +743,12 @@ def parse_nvlink(text: str) -> Recording:
             link: dict[str, Any] = {"link": int(state[1][:9]), "up": state[2] is None}
             if state[3]:
                 link["speed"] = float(state[3]) if state[3].count(".") < 2 and state[3] != "." else 0.0
-            gpus[-1].values.setdefault("nvlink.links", []).append(link)
+            _listed(gpus[-1], "nvlink.links").append(link)
         elif re.search(r"all links are inactive", line, re.IGNORECASE):
             gpus[-1].values["nvlink.links"] = []
         elif not _UNJUDGED.match(line) and (other := _OTHER_ERROR.fullmatch(line)) is not None:
             errors = True
-            gpus[-1].values.setdefault("nvlink.other", []).append(other[1])
+            _listed(gpus[-1], "nvlink.other").append(other[1])
             if other[3].strip("0"):
                 found.find(
                     WARN,
@@ -784,11 +785,22 @@ def parse_nvlink(text: str) -> Recording:
             ]
             if len({len(each) for each in kinds}) > 1:
                 found.cut(f"{gpu.subject}: not every link has the same counters: cut off?")
+        told = set(Counter(gpu.get("nvlink.other") or []).values())
+        if len(told) > 1:
+            found.cut(f"{gpu.subject}: not every link has the same counters: cut off?")
     counts = {len(gpu.get("nvlink.errors") or gpu.get("nvlink.links") or []) for gpu in gpus}
     if len(counts) > 1:
         found.cut(f"GPUs with {' and '.join(map(str, sorted(counts)))} links: cut off?")
     found.about = _about(gpus, None)
     return found
+
+
+def _listed(gpu: Device, name: str) -> list[Any]:
+    """The list of a GPU's readings under `name`; a new one where it said before that there is none."""
+    told = gpu.values.get(name)
+    if not isinstance(told, list):
+        told = gpu.values[name] = []
+    return told
 
 
 def _link_error(gpu: Device, number: int, kind: str, told: str) -> None:
@@ -902,7 +914,10 @@ def parse_csv(text: str) -> Recording:
         found.cut(str(error))
         return found
     if "pid" in columns:
-        return _processes(columns, rows)
+        found = _processes(columns, rows)
+        if not rows and not text.endswith("\n"):
+            found.cut("ends in its header")
+        return found
     if any(column.startswith("retired_pages.") for column in columns) and "retired_pages.cause" in columns:
         return _retired(columns, rows)
     found = Recording("nvidia-smi --query-gpu")

@@ -513,6 +513,21 @@ def test_the_long_form_of_ibdev2netdev_and_the_details_of_perfquery_are_read() -
     assert bad(details.format(4)) == [(WARN, "symbol-errors")]
 
 
+def test_counters_of_links_that_are_cut_off_are_not_well() -> None:
+    text = NVLINK.partition("\n")[0] + "\n"
+    text += "".join(
+        f"\t Link {n}: {kind} Errors: 0\n" for n in range(3) for kind in ("Rx", "Malformed packet")
+    )
+    assert bad(text) == []
+    assert overall(text[: text.rindex("\t")]) == UNKNOWN
+
+
+def test_a_table_of_processes_that_ends_in_its_header_is_not_an_idle_gpu() -> None:
+    header = "pid, process_name, used_gpu_memory [MiB]\n"
+    assert overall(header) == PASS
+    assert overall(header[:-6]) == UNKNOWN
+
+
 def test_what_fec_has_corrected_is_no_error() -> None:
     fec = ERRORS + "".join(f"\t Link {number}: FEC Errors - 0: 128292892\n" for number in range(4))
     assert bad(fec) == []

@@ -129,7 +129,8 @@ def test_a_node_of_scontrol_that_is_cut_off_is_not_taken_for_a_line_of_slurm_con
         "NodeName=gpu-1 Arch=x86_64 CoresPerSocket=48\n   CPUAlloc=0 CPUEfctv=192 CPUTot=192 CPULoad=0.15\n"
     )
     assert overall(text) == UNKNOWN
-    assert overall(text + "   State=IDLE ThreadsPerCore=2\n") == PASS
+    assert overall(text + "   State=IDLE ThreadsPerCore=2\n") == UNKNOWN
+    assert overall(text + "   State=IDLE ThreadsPerCore=2\n   CfgTRES=cpu=192,gres/gpu=8\n") == PASS
 
 
 CONF = (
