@@ -1,4 +1,4 @@
-"""InfiniBand and RoCE: ibstat, ibstatus, ibdev2netdev, perfquery, ibnetdiscover -p, ip and lldp as a manifest. Pure."""
+"""InfiniBand and RoCE: ibstat, ibstatus, perfquery, mlxlink, iblinkinfo, ibdiagnet and others. Pure."""
 
 from __future__ import annotations
 
@@ -528,7 +528,126 @@ def parse_rdma(text: str) -> Recording:
     return found
 
 
+def is_mlxlink(text: str) -> bool:
+    return re.search(r"^Operational Info\s*$", text, re.MULTILINE) is not None
+
+
+def parse_mlxlink(text: str) -> Recording:
+    found = Recording("mlxlink")
+    links = re.split(r"^Operational Info\s*$", text, flags=re.MULTILINE)[1:]
+    for number, link in enumerate(links):
+        told = dict(re.findall(r"^([A-Z][\w .\[\]/%-]*?) *: (.*?) *$", link, re.MULTILINE))
+        device = re.search(r"^(?:[=#-]+ )?(\S*(?:mlx5_|pciconf)\S*)", text, re.MULTILINE)
+        subject = f"link {number}" if len(links) > 1 else device[1] if device else "link"
+        state, physical, advice = (told.get(key) for key in ("State", "Physical state", "Recommendation"))
+        if state is None or physical is None or advice is None:
+            found.cut(f"{subject} without its state or recommendation: cut off?")
+            continue
+        up = state == "Active"
+        found.find(
+            PASS if up else FAIL,
+            "port",
+            subject,
+            f"{state}, {physical}, {told.get('Speed', '?')} {told.get('Width', '')}".strip(),
+            "Active",
+            action=None if up else "drain",
+            why=None if up else advice,
+            advice=None if up else "cable and transceiver, the port at the other end",
+        )
+        if up and advice != "No issue was observed":
+            found.find(
+                WARN, "port", subject, advice, "no issue", action="warn", advice="cable and transceiver"
+            )
+    if not text.endswith("\n"):
+        found.cut("ends in the middle of a line")
+    found.about = f"{len(links)} links"
+    return found
+
+
+def is_ibdiagnet(text: str) -> bool:
+    return (
+        re.search(r"^-I- (?:Discovery|Links Check|Port Counters)\s+\d+\s+\d+", text, re.MULTILINE) is not None
+    )
+
+
+def parse_ibdiagnet(text: str) -> Recording:
+    found = Recording("ibdiagnet")
+    stages = re.findall(r"^-I- (\w[\w /]*?)[ \t]+(\d+)[ \t]+(\d+)(?:[ \t]+(\S.*))?$", text, re.MULTILINE)
+    for stage, warnings, errors, comment in stages:
+        bad = errors.strip("0")
+        verdict = FAIL if bad else WARN if warnings.strip("0") else PASS
+        found.find(
+            verdict,
+            "fabric",
+            stage,
+            f"{errors} errors, {warnings} warnings",
+            "none",
+            action={FAIL: "drain", WARN: "warn"}.get(verdict),
+            why=comment or None,
+            advice=None
+            if verdict == PASS
+            else "the lines -E- and -W- of this stage in ibdiagnet2.log name the ports",
+        )
+    if not re.search(r"^Summary\s*$|^-I- Stage\s", text, re.MULTILINE):
+        found.cut("no summary: cut off?")
+    found.about = f"{len(stages)} stages"
+    return found
+
+
+_ENDS = re.compile(r"(\d+)\s+(\d+)\[.*?\] ==\(\s*(.*?)\)==>\s*(.*)")
+
+
+def is_iblinkinfo(text: str) -> bool:
+    return any(_ENDS.search(line) for line in text.splitlines()[:50])
+
+
+def parse_iblinkinfo(text: str) -> Recording:
+    found = Recording("iblinkinfo")
+    owner = "?"
+    states: Counter[str] = Counter()
+    for line in text.splitlines():
+        named = re.match(r"(?:CA|Switch|Router): (?:0x\w+ )?(.*?):?\s*$", line)
+        told = _ENDS.search(line)
+        if named:
+            owner = named[1]
+        elif told:
+            state = "Active" if "Active/" in told[3] else "Down" if "Down/" in told[3] else "other"
+            states[state] += 1
+            could = re.search(r"\(\s*(Could be [^)]*?)\s*\)", told[4])
+            if state == "other":
+                found.find(
+                    FAIL,
+                    "port",
+                    f"{owner} port {told[2]}",
+                    " ".join(told[3].split()),
+                    "Active",
+                    action="drain",
+                    advice="subnet manager; cable",
+                )
+            elif state == "Active" and could:
+                found.find(
+                    WARN,
+                    "port",
+                    f"{owner} port {told[2]}",
+                    " ".join(told[3].split()),
+                    could[1],
+                    action="warn",
+                    advice="cable, transceiver or port of a lower speed",
+                )
+        elif line.strip():
+            found.cut(f"not a line of iblinkinfo: {line.strip()[:60]!r}")
+    if states["Active"] and not found.findings:
+        found.tell("port", f"{states['Active']} ports", "Active")
+    if states["Down"]:
+        found.find(SKIP, "port", f"{states['Down']} ports", why="nothing answers there")
+    found.about = f"{states.total()} ports, {states['Active']} active"
+    return found
+
+
 KINDS = (
+    Kind("mlxlink", is_mlxlink, parse_mlxlink),
+    Kind("ibdiagnet", is_ibdiagnet, parse_ibdiagnet),
+    Kind("iblinkinfo", is_iblinkinfo, parse_iblinkinfo),
     Kind("ibv_devinfo", is_devinfo, parse_devinfo),
     Kind("rdma link", is_rdma, parse_rdma),
     Kind("ibstat", is_ibstat, parse_ibstat),

@@ -230,6 +230,27 @@ HEALTH = """+---------------------------+---------------------------------------
 +---------------------------+----------------------------------------------+
 """
 
+MLXLINK = (
+    "Operational Info\n----------------\nState                : Active\nPhysical state       : LinkUp\n"
+    "Speed                : IB-NDR\nWidth                : 4x\n\nTroubleshooting Info\n--------------------\n"
+    "Status Opcode        : 0\nRecommendation       : No issue was observed\n"
+)
+IBDIAGNET = (
+    "Summary\n-I- Stage                     Warnings   Errors     Comment\n"
+    "-I- Discovery                 0          0\n-I- Lids Check                0          0\n"
+    "-I- Links Check               0          0\n"
+)
+IBLINKINFO = (
+    "CA: gpu-1 HCA-1:\n"
+    '      0xb88303ffff7f61c4      6    1[  ] ==( 4X      53.125 Gbps Active/  LinkUp)==>       3    3[  ] "leaf" ( )\n'
+    "Switch: 0x0c42a10300b95bfa leaf:\n"
+    '           3    3[  ] ==( 4X      53.125 Gbps Active/  LinkUp)==>       6    1[  ] "gpu-1 HCA-1" ( )\n'
+    '           3    4[  ] ==(                Down/ Polling)==>             [  ] "" ( )\n'
+)
+MANAGER = "[Feb 27 2025 15:10:02] [INFO] [tid 1584] Connected to 1 node.\n"
+DETAILS = "# PortRcvErrorDetails counters: Lid 17 port 1\nPortLocalPhysicalErrors:.........0\n"
+NODES = "NODELIST   NODES PARTITION STATE\ngpu-1          1    train* idle\ngpu-2          1    train* mix\n"
+
 WELL: dict[str, tuple[str, str]] = {
     "devinfo": ("ibv_devinfo", DEVINFO),
     "rdma": ("rdma link", RDMA),
@@ -249,9 +270,26 @@ WELL: dict[str, tuple[str, str]] = {
     "nccl": ("nccl-tests", NCCL),
     "cgroup": ("cgroup.conf", CGROUP),
     "log": ("kernel messages", LOG),
+    "mlxlink": ("mlxlink", MLXLINK),
+    "ibdiagnet": ("ibdiagnet", IBDIAGNET),
+    "iblinkinfo": ("iblinkinfo", IBLINKINFO),
+    "manager": ("fabric manager's log", MANAGER),
+    "details": ("perfquery's details", DETAILS),
+    "nodes": ("sinfo", NODES),
 }
 # a cut at the end of a line leaves a recording that nobody can tell from a whole one: lists, logs, settings
-OPEN_ENDED = {"list", "csv", "cgroup", "log", "nvlink-errors"}
+OPEN_ENDED = {
+    "list",
+    "csv",
+    "cgroup",
+    "log",
+    "nvlink-errors",
+    "ibdiagnet",
+    "iblinkinfo",
+    "manager",
+    "details",
+    "nodes",
+}
 
 
 def found(*texts: str, **expect: Any) -> list[Finding]:
@@ -403,6 +441,13 @@ def test_no_damage_makes_a_parser_fail(name: str, data: st.DataObject) -> None:
         ("mlx5_0 port 1 ==> ib0 (Up)\nmlx5_1 port 1 ==> ib1 (Down)\n", (FAIL, "port")),
         ("    gpuId 0:\n        U U U D\n", (FAIL, "nvlink-count")),
         (DEVINFO.replace("PORT_ACTIVE (4)", "PORT_DOWN (1)"), (FAIL, "port")),
+        (MLXLINK.replace("Active", "Polling"), (FAIL, "port")),
+        (MLXLINK.replace("No issue was observed", "Bad signal integrity"), (WARN, "port")),
+        (IBDIAGNET.replace("Lids Check                0          0", "Lids Check  0  2"), (FAIL, "fabric")),
+        (IBDIAGNET.replace("Links Check               0          0", "Links Check 7  0"), (WARN, "fabric")),
+        (IBLINKINFO.replace("Active/  LinkUp", "Initialize/  LinkUp"), (FAIL, "port")),
+        (IBLINKINFO.replace('"leaf" ( )', '"leaf" ( Could be 106.25 Gbps)'), (WARN, "port")),
+        (NODES.replace("mix", "down*"), (FAIL, "scheduler")),
         (RDMA.replace("LINK_UP", "POLLING").replace("ACTIVE", "DOWN"), (FAIL, "port")),
         (BURN.replace("1: OK", "1: FAULTY"), (FAIL, "gpu-burn")),
         (HEALTH.replace("Healthy", "Failure"), (FAIL, "dcgm-health")),
