@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
-from provision.profiles.repository import APT, DNF, RepositoryTools
+from provision.profiles.repository import DOCA, NVIDIA, RepositoryTools, apt, dnf
 
 LOCK_TIMEOUT = 300  # seconds to wait for another package manager run on the node
 BUILD_LOG = "/var/lib/provision/dkms-make.log"  # kept of a kernel module that did not build
@@ -29,7 +29,8 @@ class PackageManager:
     make_exact: Callable[
         [ExactSet], str
     ]  # shell text: makes it so in one transaction, or leaves what there was
-    repository: RepositoryTools
+    repository: RepositoryTools  # NVIDIA's, of drivers and CUDA
+    doca: RepositoryTools  # NVIDIA's, of DOCA
     version_of: Callable[[str], str]  # shell text: prints a package's installed version
     upgradable: str  # shell text: prints the packages that an upgrade of the system would move
     owner: Callable[
@@ -231,7 +232,8 @@ MANAGERS: dict[str, PackageManager] = {
         command=lambda wanted: "apt-get install " + " ".join(_spec(wanted, "=")),
         exact=lambda wanted: _exact("dpkg-test", wanted),
         make_exact=lambda wanted: _APT_FUNCTIONS.format(lock=LOCK_TIMEOUT) + _exact("dpkg-make", wanted),
-        repository=APT,
+        repository=apt(NVIDIA),
+        doca=apt(DOCA),
         version_of=lambda name: f"dpkg-query -W -f='${{Version}}' -- {shlex.quote(name)}",
         upgradable=_APT_UPGRADABLE,
         owner=lambda paths: _owner(_DPKG_OWNER, paths),
@@ -247,7 +249,8 @@ MANAGERS: dict[str, PackageManager] = {
         command=lambda wanted: "dnf install " + " ".join(_spec(wanted, "-")),
         exact=lambda wanted: _exact("rpm-test", wanted),
         make_exact=lambda wanted: _exact("rpm-make", wanted),
-        repository=DNF,
+        repository=dnf(NVIDIA),
+        doca=dnf(DOCA),
         version_of=lambda name: f"rpm -q --qf '%{{VERSION}}-%{{RELEASE}}' -- {shlex.quote(name)}",
         upgradable=_DNF_UPGRADABLE,
         owner=lambda paths: _owner(_RPM_OWNER, paths),

@@ -35,6 +35,7 @@ class NvidiaLock(Settings):
     cuda: str | None = None
     compat: str | None = None
     nccl: str | None = None
+    doca: str | None = None  # release of DOCA-Host; None: the kernel's own RDMA stack
     also: list[str] = Field(default_factory=list)  # "dcgm", "gdrcopy", "slurm-nvml"
 
 

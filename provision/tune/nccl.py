@@ -242,7 +242,7 @@ def measuring(
 ) -> Callable[[Sequence[FabricSettings]], list[Trial]]:
     """`measure` of `decide.search`: the settings in turn, REPEATS times, all of a setting's runs together a trial."""
     fabric = site.file.networks.fabric
-    rdma = fabric is not None and fabric.kind != "ethernet"
+    kind = fabric.kind if fabric else "ethernet"
 
     def measure(wanted: Sequence[FabricSettings]) -> list[Trial]:
         runs: list[list[tuple[BurninResult | None, str]]] = [[] for _ in wanted]
@@ -250,7 +250,7 @@ def measuring(
         progress(f"{len(wanted)} settings, {REPEATS} times each: about {minutes:g} minutes")
         for repeat in range(REPEATS):
             for setting, found in zip(wanted, runs, strict=True):
-                environment = nccl_variables(setting, rdma=rdma)
+                environment = nccl_variables(setting, kind)
                 progress(f"measuring {repeat + 1} of {REPEATS}: {_words(environment)}")
                 try:
                     found.append(read_result(run(environment)))
@@ -260,7 +260,7 @@ def measuring(
                     found.append((None, str(error)))
         trials = [trial(setting, fabric, found) for setting, found in zip(wanted, runs, strict=True)]
         for each in trials:
-            progress(f"{_words(nccl_variables(each.wanted, rdma=rdma))}: {each}")
+            progress(f"{_words(nccl_variables(each.wanted, kind))}: {each}")
         return trials
 
     return measure

@@ -17,7 +17,7 @@ from provision.components import registry
 from provision.components.nvidia import checks, exports, machine
 from provision.components.nvidia.settings import NvidiaSettings
 from provision.profiles.packaging import MANAGERS, ExactSet
-from provision.profiles.repository import apt_others
+from provision.profiles.repository import NVIDIA, apt_others
 from provision.report.model import Verdict
 from provision.site.lock import NvidiaLock
 from provision.site.models import Gpu, Node
@@ -548,7 +548,7 @@ def apt(tmp_path: Path) -> Path:
 
 
 def others(apt: Path, remove: bool) -> subprocess.CompletedProcess[str]:
-    return sh(apt_others(["https://vendor.example.org/repos"], remove, str(apt)), apt)
+    return sh(apt_others(NVIDIA, ["https://vendor.example.org/repos"], remove, str(apt)), apt)
 
 
 def test_one_entry_is_left(apt: Path) -> None:

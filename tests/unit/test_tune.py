@@ -67,7 +67,7 @@ def test_gids_and_traffic_classes_are_read_from_the_kernels_files(tmp_path: Path
         (port / f"gid_attrs/types/{index}").write_text("RoCE v2\n" if index == 1 else "IB/RoCE v1\n")
         (port / f"gid_attrs/ndevs/{index}").write_text("ens2\n")
     (tmp_path / "sys/class/infiniband/mlx5_0/tc/1").mkdir(parents=True)
-    (tmp_path / "sys/class/infiniband/mlx5_0/tc/1/traffic_class").write_text("Global tclass=106\n")
+    (tmp_path / "sys/class/infiniband/mlx5_0/tc/1/traffic_class").write_text("Global tclass=160\n")
     (tmp_path / "sys/class/infiniband/mlx5_1/tc/1").mkdir(parents=True)
     (tmp_path / "sys/class/infiniband/mlx5_1/tc/1/traffic_class").write_text("\n")
 
@@ -80,7 +80,7 @@ def test_gids_and_traffic_classes_are_read_from_the_kernels_files(tmp_path: Path
         ("mlx5_0", 1, 0, "ens2", False),
         ("mlx5_0", 1, 1, "ens2", True),
     ]
-    assert wiring.parse_traffic_classes(asked(wiring.TRAFFIC_CLASSES)) == {"mlx5_0": 106}
+    assert wiring.parse_traffic_classes(asked(wiring.TRAFFIC_CLASSES)) == {"mlx5_0": 160}
 
 
 @given(st.text())
@@ -99,8 +99,8 @@ def test_what_cannot_be_read_is_told() -> None:
 
 
 def test_the_last_of_two_lines_counts() -> None:
-    assert wiring.parse_variables("# NCCL_ALGO=Tree\nNCCL_IB_TC=1\nNCCL_IB_TC = 106 # lossless\n") == {
-        "NCCL_IB_TC": "106"
+    assert wiring.parse_variables("# NCCL_ALGO=Tree\nNCCL_IB_TC=1\nNCCL_IB_TC = 160 # lossless\n") == {
+        "NCCL_IB_TC": "160"
     }
 
 
@@ -129,7 +129,7 @@ def node(number: int, **changes: Any) -> Wiring:
         },
         "ports": tuple(port(f"mlx5_{each}", rate) for each, rate in enumerate((400, 400, 25))),
         "gids": tuple(gids("mlx5_0", "10.2.0") + gids("mlx5_1", "10.3.0")),
-        "traffic_classes": {"mlx5_0": 106, "mlx5_1": 106},
+        "traffic_classes": {"mlx5_0": 160, "mlx5_1": 160},
     }  # fmt: skip
     return Wiring(**good | changes)
 
@@ -147,7 +147,7 @@ def test_what_all_nodes_have_is_offered() -> None:
     assert offered(nodes, INTERFACES) == [["eno1"], ["ens2"]]
     assert offered(nodes, HCAS) == [["mlx5_0", "mlx5_1"]]
     assert offered(nodes, GID) == [3]
-    assert offered(nodes, TRAFFIC_CLASS) == [106]
+    assert offered(nodes, TRAFFIC_CLASS) == [160]
 
 
 def test_a_bridge_with_the_same_address_everywhere_is_no_way_between_nodes() -> None:
@@ -165,7 +165,7 @@ def test_a_bridge_with_the_same_address_everywhere_is_no_way_between_nodes() -> 
         (HCAS, {"ports": (port("mlx5_0", 400, "DOWN"), port("mlx5_1", 400))}),
         (GID, {"gids": ()}),
         (GID, {"gids": node(2).gids[:2]}),  # of one adapter alone
-        (TRAFFIC_CLASS, {"traffic_classes": {"mlx5_0": 106, "mlx5_1": 0}}),
+        (TRAFFIC_CLASS, {"traffic_classes": {"mlx5_0": 160, "mlx5_1": 0}}),
         (TRAFFIC_CLASS, {"traffic_classes": {}}),
     ],
 )  # fmt: skip
@@ -247,8 +247,8 @@ def test_where_nothing_is_faster_nothing_is_chosen() -> None:
 
 def test_a_setting_that_is_a_fifth_faster_is_found() -> None:
     for seed in range(200):
-        found = searched(simulated({"NCCL_IB_TC': 106": 1.2, "mlx5_1": 1.3}, seed))
-        assert found == {HCAS: ["mlx5_0", "mlx5_1"], TRAFFIC_CLASS: 106}, seed
+        found = searched(simulated({"NCCL_IB_TC': 160": 1.2, "mlx5_1": 1.3}, seed))
+        assert found == {HCAS: ["mlx5_0", "mlx5_1"], TRAFFIC_CLASS: 160}, seed
 
 
 def test_what_proved_better_stands_while_the_rest_is_tried() -> None:
@@ -266,7 +266,7 @@ def test_what_proved_better_stands_while_the_rest_is_tried() -> None:
 @given(st.integers(0, 10**6), st.dictionaries(st.sampled_from(sorted(DEBUGGING)), st.just("1")))
 def test_nothing_but_the_four_keys_is_ever_changed(seed: int, debugging: dict[str, str]) -> None:
     now = FabricSettings.model_validate({"nccl": {**debugging, "NCCL_IB_TIMEOUT": 22}})
-    gains = {"mlx5_1": 1.5, "NCCL_IB_TC': 106": 1.5, "NCCL_IB_GID_INDEX': 3": 1.5, "ens2": 1.5}
+    gains = {"mlx5_1": 1.5, "NCCL_IB_TC': 160": 1.5, "NCCL_IB_GID_INDEX': 3": 1.5, "ens2": 1.5}
     chosen = searched(simulated(gains, seed), now)
     assert set(chosen) == set(KEYS)
     assert not any(key[-1] in DEBUGGING for key in chosen)
@@ -349,19 +349,19 @@ def about(found: Document, subject: str) -> tuple[str, Verdict]:
 
 
 def test_what_is_faster_is_proposed_and_the_file_left_alone(tmp_path: Path, tuned: Tuned) -> None:
-    head = Cluster(faster("NCCL_IB_TC=106"))
+    head = Cluster(faster("NCCL_IB_TC=160"))
     found = tuned(site_of(tmp_path), head)
     assert found.verdict is Verdict.WARN
     assert about(found, "fabric.nccl.NCCL_IB_TC") == ("site-file-lacks", Verdict.WARN)
     assert about(found, "fabric.hcas") == ("nccl-setting", Verdict.PASS)
-    assert "+fabric: {nccl: {NCCL_IB_TC: 106}}  # RDMA" in found.details["diff"]
+    assert "+fabric: {nccl: {NCCL_IB_TC: 160}}  # RDMA" in found.details["diff"]
     assert (tmp_path / "tiny.yml").read_text() == SITE
     assert head.reserved == {}
     assert len(head.scripts) == REPEATS * (2 + 2 + 2 + 2 + 3)  # the traffic class twice
     measured = next(each for each in found.details["measured"] if each["chosen"])
     assert measured == {
         "key": "fabric.nccl.NCCL_IB_TC",
-        "value": 106,
+        "value": 160,
         "chosen": True,
         "rates": (48,) * 6,
         "why": "",
@@ -397,7 +397,7 @@ def test_a_setting_that_cannot_be_measured_is_unknown_and_never_chosen(tmp_path:
 
 
 def test_where_the_file_as_it_is_cannot_be_measured_nothing_is_better(tmp_path: Path, tuned: Tuned) -> None:
-    head = Cluster(lambda script: 40 if "NCCL_" in script.split("burnin.pyz")[0] else None)
+    head = Cluster(lambda script: 40 if "NCCL_IB_HCA" in script.split("burnin.pyz")[0] else None)
     found = tuned(site_of(tmp_path), head, accept=True)
     assert found.verdict is Verdict.UNKNOWN
     assert (tmp_path / "tiny.yml").read_text() == SITE
@@ -414,7 +414,7 @@ def test_debugging_variables_are_told_with_their_place_and_never_written(
 ) -> None:
     text = SITE.replace("fabric: {}", "fabric: {nccl: {NCCL_PROTO: Simple}}")
     answers = {
-        "n1": node(1, configuration={"NCCL_BUFFSIZE": "8388608", "NCCL_IB_TC": "106"}),
+        "n1": node(1, configuration={"NCCL_BUFFSIZE": "8388608", "NCCL_IB_TC": "160"}),
         "n2": node(2, environment={"NCCL_ALGO": "Ring"}),
     }
     found = tuned(site_of(tmp_path, text), Cluster(faster("ens2")), accept=True, answers=answers)
@@ -517,5 +517,5 @@ def test_without_a_scheduler_the_ranks_get_the_variables_over_ssh(
         site, list(site.nodes.values()), sudo_password=None, accept=False, wait=5, progress=lambda line: None
     )
     assert found.verdict is Verdict.PASS
-    assert {"NCCL_IB_GID_INDEX": "3"} in [arguments[-1] for arguments in started]
+    assert {"NCCL_IB_GID_INDEX": "3", "NCCL_IB_TC": "106"} in [arguments[-1] for arguments in started]
     assert all(arguments[2] == 8 and "collectives" in arguments[4] for arguments in started)

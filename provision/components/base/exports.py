@@ -31,7 +31,7 @@ MANAGER = "/etc/systemd/system.conf.d/90-provision.conf"
 JOURNAL = "/etc/systemd/journald.conf.d/90-provision.conf"
 GOVERNOR = "/etc/tmpfiles.d/90-provision-governor.conf"
 
-# One of a set that moves alone breaks the rest: the whole set, by pattern, of driver, CUDA and scheduler. Few
+# One of a set that moves alone breaks the rest: the whole set, by pattern, of driver, CUDA, DOCA and scheduler. Few
 # patterns, because apt tries each on every package it knows, each time it runs.
 HELD = (
     "*nvidia*",
@@ -40,6 +40,8 @@ HELD = (
     "libcudnn*",
     "libnccl*",
     "datacenter-gpu-manager*",
+    "doca*",
+    "mlnx*",
     "*slurm*",
     "*munge*",
 )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from shlex import quote
 
-from provision.components.fabric import exports
+from provision.components.fabric import exports, roce
 from provision.components.fabric.settings import FabricSettings
+from provision.profiles.doca import doca
 from provision.report.model import Verdict
+from provision.tune.wiring import GIDS
 from provision.verify.check import Found, Target, check, skip, unknown
 
 _FOLDER = "/sys/class/infiniband"
@@ -23,7 +25,16 @@ def nccl_configuration(at: Target) -> Found:
             )
         return unknown(answer.stderr.strip() or f"exit {answer.rc}", source=exports.NCCL)
     read = [line for line in answer.stdout.splitlines() if line and not line.startswith("#")]
-    wanted = exports.nccl_conf(at.site, at.node).splitlines()
+    index = None
+    if exports.kind(at.site) == "roce":
+        table = at.host.run(f"sh -c {quote(GIDS)}")
+        try:
+            index = roce.gid_index(at.settings(FabricSettings), table.stdout) if table.rc == 0 else None
+        except ValueError as error:
+            return unknown(str(error), source=_FOLDER)
+        if table.rc != 0:
+            return unknown(table.stderr.strip() or f"exit {table.rc}", source=_FOLDER)
+    wanted = exports.nccl_conf(at.site, at.node, index).splitlines()
     return Found(
         Verdict.PASS if read == wanted else Verdict.FAIL,
         "; ".join(read) or "nothing",
@@ -124,3 +135,68 @@ def acs(at: Target) -> Found:
     if answer.rc != 0:
         return unknown(answer.stderr.strip() or f"exit {answer.rc}", source="setpci")
     return Found(Verdict.PASS, "no bridge redirects", "no redirect", source="setpci")
+
+
+@check("roce", role="worker", limit="module:mlx5_core")
+def roce_settings(at: Target) -> Found:
+    """Every knob of RoCE on every adapter, read back."""
+    if exports.kind(at.site) != "roce":
+        return skip(f"the fabric is {exports.kind(at.site)}")
+    answer = at.host.run(f"sh -c {quote(roce.script(at.settings(FabricSettings)))} roce check")
+    read = "; ".join(answer.stderr.strip().splitlines())
+    if answer.rc == 1:
+        return Found(
+            Verdict.FAIL, read, "as the site file says", f"systemctl restart {roce.UNIT}", source=_FOLDER
+        )
+    if answer.rc != 0:
+        return unknown(
+            read or f"exit {answer.rc}",
+            source=_FOLDER,
+            action="fabric.stack: doca has all knobs; fabric.roce.ecn: false leaves ECN to the firmware",
+        )
+    return Found(Verdict.PASS, "every adapter", "as the site file says", source=_FOLDER)
+
+
+@check("doca", role="worker", limit="module:mlx5_core")
+def doca_release(at: Target) -> Found:
+    """Package, module on the disk, module that runs and user space are of one release, the locked one."""
+    wanted = at.settings(FabricSettings).doca
+    if wanted is None:
+        return skip("the kernel's own RDMA stack")
+    if wanted.version not in doca().releases:
+        return unknown(f"nothing is known about DOCA {wanted.version}", source="profiles/doca.yml")
+    answer = at.host.run(
+        "command -v modinfo >/dev/null || { echo 'modinfo is needed (kmod)' >&2; exit 2; }\n"
+        f"p=$({at.profile.manager.version_of('doca-ofed')} 2>/dev/null) || p=\n"
+        "m=$(modinfo -F version mlx5_core 2>/dev/null) || m=\n"
+        "r=; [ ! -d /sys/module/mlx5_core ] || r=$(cat /sys/module/mlx5_core/version 2>/dev/null || echo inbox)\n"
+        "u=$(ofed_info -s 2>/dev/null) || u=\n"
+        'printf \'%s\\n\' "$p" "$m" "$r" "$u"'
+    )
+    if answer.rc != 0 or answer.stdout.count("\n") < len(_PLACES):
+        return unknown(answer.stderr.strip() or f"exit {answer.rc}", source="modinfo")
+    return judge_doca(wanted.version, answer.stdout.splitlines())
+
+
+_PLACES = ("package doca-ofed", "module on the disk", "module that runs", "user space (ofed_info)")
+
+
+def judge_doca(release: str, read: list[str]) -> Found:
+    """`read`: what each of the four places says, empty where it says nothing."""
+    drivers = doca().releases[release].drivers
+    right = (
+        read[0].startswith(f"{release}-"),
+        read[1] == drivers,
+        read[2] == drivers,
+        read[3].rstrip(":").removeprefix("OFED-internal-") == drivers,
+    )
+    words = [
+        f"{place} {text or 'not there'}" for place, text in zip(_PLACES, read[: len(_PLACES)], strict=True)
+    ]
+    return Found(
+        Verdict.PASS if all(right) else Verdict.FAIL,
+        ", ".join(words),
+        f"DOCA {release}: {drivers} in all of them",
+        None if all(right) else "run `provision apply`; a module that runs is changed by a reboot",
+        source="modinfo",
+    )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from provision.components.fabric import exports
+from provision.components.fabric import doca, exports, roce
 from provision.components.fabric.settings import FabricSettings
+from provision.components.nvidia.deploy import drained, perform
 from provision.engine import facts, ops
 from provision.engine.deploy import Context, step
+from provision.engine.record import OperationFailed
+from provision.tune.wiring import GIDS
 
 
 @step("head")
@@ -24,6 +27,8 @@ def head(on: Context) -> None:
 def worker(on: Context) -> None:
     """The RDMA stack, its modules, what NCCL is told, and the way between GPUs and adapters."""
     wanted = on.settings(FabricSettings)
+    if wanted.doca is not None:
+        _doca(on, wanted)
     if exports.rdma(on.site):
         ops.packages(*on.profile.packages("rdma"))
         text = exports.modules(on.site)
@@ -39,9 +44,59 @@ def worker(on: Context) -> None:
                 )
     else:
         ops.absent(exports.MODULES)
-    ops.file(exports.NCCL, exports.nccl_conf(on.site, on.node))
+    _roce(on, wanted)
+    ops.file(exports.NCCL, exports.nccl_conf(on.site, on.node, _gid_index(on, wanted)))
     _iommu(on, wanted)
     _acs(on, wanted)
+
+
+def _doca(on: Context, wanted: FabricSettings) -> None:
+    """NVIDIA's RDMA stack in place of the kernel's and the distribution's."""
+    assert wanted.doca is not None
+    if (reason := on.limited("module:mlx5_core")) is not None:
+        ops.skip(f"DOCA {wanted.doca.version}", reason)
+        return
+    try:
+        at = doca.place(
+            facts.read(doca.QUERY).stdout,
+            on.profile.key,
+            wanted.doca,
+            on.profile.manager,
+            peermem=wanted.peer_memory == "nvidia-peermem" and on.node.gpu is not None,
+        )
+    except ValueError as error:
+        raise OperationFailed("kernel and RDMA stack", str(error)) from error
+    todo = list(doca.operations(at))
+    with drained(on, f"DOCA {wanted.doca.version}", changes=at.changes and not doca.stopped(todo)):
+        for operation in todo:
+            perform(on, operation)
+
+
+def _roce(on: Context, wanted: FabricSettings) -> None:
+    unit = f"/etc/systemd/system/{roce.UNIT}"
+    if exports.kind(on.site) != "roce":
+        if facts.read(f"[ -e {unit} ]").ok:
+            ops.unit(roce.UNIT, running=False, enabled=False)
+        ops.absent(unit)
+        ops.absent(roce.SCRIPT)
+        return
+    if (reason := on.limited("module:mlx5_core")) is not None:
+        ops.skip("RoCE's settings of the adapters", reason)
+        return
+    ops.file(roce.SCRIPT, roce.script(wanted), mode="755")
+    ops.file(unit, roce.unit())
+    ops.unit(roce.UNIT, reads=[unit, roce.SCRIPT])
+
+
+def _gid_index(on: Context, wanted: FabricSettings) -> int | None:
+    """The one that the node's adapters have in common."""
+    if exports.kind(on.site) != "roce":
+        return None
+    answer = facts.read(GIDS)
+    try:
+        return roce.gid_index(wanted, answer.stdout)
+    except ValueError as error:
+        raise OperationFailed("GIDs of the adapters", str(error)) from error
 
 
 def _iommu(on: Context, wanted: FabricSettings) -> None:

@@ -56,11 +56,11 @@ def worker(on: Context) -> None:
     peermem = on.site.enabled("fabric") and fabric.settings(on.site, on.node).peer_memory == "nvidia-peermem"
     before = _machine()
     changes = before.loaded is not None and before.loaded.version != lock.driver
-    with _drained(on, f"driver {before.loaded.version if before.loaded else ''} -> {lock.driver}", changes):
+    with drained(on, f"driver {before.loaded.version if before.loaded else ''} -> {lock.driver}", changes):
         for phase in PHASES:
             at = Place(on.node, settings, chosen, _machine(), on.limits, on.profile.manager, peermem)
             for operation in phase(at):
-                _perform(on, operation)
+                perform(on, operation)
 
 
 def _machine() -> machine.Machine:
@@ -72,7 +72,8 @@ def _machine() -> machine.Machine:
         raise OperationFailed("kernel and driver", str(error)) from error
 
 
-def _perform(on: Context, operation: Operation) -> None:
+def perform(on: Context, operation: Operation) -> None:
+    """Do it on this node. Raises OperationFailed."""
     match operation:
         case Install(names):
             ops.packages(*names)
@@ -120,7 +121,7 @@ def _build_explained() -> Iterator[None]:
 
 
 @contextmanager
-def _drained(on: Context, reason: str, changes: bool) -> Iterator[None]:
+def drained(on: Context, reason: str, changes: bool) -> Iterator[None]:
     """While the driver is changed no job runs here, and none begins; only our own drain is undone."""
     node = quote(on.node.name)
     ours = f"{slurm.MARK} {reason}"

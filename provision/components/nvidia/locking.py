@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING
 
+from provision.components.fabric.settings import FabricSettings
 from provision.components.nvidia.settings import NvidiaSettings
 from provision.engine import limits
 from provision.profiles import UnsupportedDistribution
+from provision.profiles.doca import doca
 from provision.profiles.gpu import GpuProfile, all_models, gpu_model
 from provision.profiles.nvidia import Modules, Rules, number, rules, runs
 from provision.profiles.nvidia_packages import Build, Item, Origin, nvidia_packages
@@ -59,6 +61,12 @@ def settings(site: Site, node: Node) -> NvidiaSettings:
     return site.settings("nvidia", node, NvidiaSettings)
 
 
+def doca_of(site: Site, node: Node) -> str | None:
+    """The release of DOCA-Host that the site file names for a node; None: the kernel's own RDMA stack."""
+    fabric = site.settings("fabric", node, FabricSettings) if site.enabled("fabric") else None
+    return fabric.doca.version if fabric is not None and fabric.doca is not None else None
+
+
 def gpus_of(gpu: Gpu) -> str:
     return f"{gpu.count} x {gpu.model}"
 
@@ -85,7 +93,7 @@ def _locked(site: Site, node: Node) -> tuple[object, ...]:
     """What of a node's settings decides its set."""
     own = settings(site, node)
     apart = {"mig", "compute_mode", "power_limit", "ecc", "module_options"}
-    return node.gpu, own.model_dump_json(exclude=apart)
+    return node.gpu, own.model_dump_json(exclude=apart), doca_of(site, node)
 
 
 def _group_problems(site: Site, group: str, node: Node, today: date) -> Iterator[Problem]:
@@ -296,6 +304,10 @@ def resolve(site: Site, group: str, today: date, offer: Offer) -> NvidiaLock:
     modules = _modules(known, model, wanted, driver, kernel_number(offer))
     items = origin.items(branch)
     flavour = _flavour(offer)
+    release = doca_of(site, node)
+    why = doca().why_not(release, offer.distribution, offer.kernel) if release else None
+    if why is not None:
+        raise Unresolvable(why)
     switched = known.switches(model, node.gpu.count)
     lock = NvidiaLock(
         gpus=gpus_of(node.gpu),
@@ -312,6 +324,7 @@ def resolve(site: Site, group: str, today: date, offer: Offer) -> NvidiaLock:
         cuda=wanted.cuda,
         compat=wanted.compat,
         nccl=wanted.nccl,
+        doca=release,
         also=list(wanted.also),
     )
     missing = [name for name in item_names(lock) if name not in items]
@@ -498,6 +511,7 @@ def _differences(site: Site, node: Node, lock: NvidiaLock) -> Iterator[str]:
         ("cuda", wanted.cuda, lock.cuda),
         ("compat", wanted.compat, lock.compat),
         ("nccl", wanted.nccl, lock.nccl),
+        ("doca", doca_of(site, node), lock.doca),
         ("also", sorted(wanted.also), sorted(lock.also)),
     ):
         if ask != have:
