@@ -116,6 +116,13 @@ def test_what_a_person_has_to_do_first(on: str, text: str, part: str) -> None:
     assert doca.stopped(todo)
 
 
+@pytest.mark.parametrize(
+    ("mlx5", "changes"), [("inbox", True), ("24.10-1.1.4", True), ("25.10-1.7.1", False), ("absent", False)]
+)
+def test_nobody_is_sent_away_where_no_other_stack_runs(mlx5: str, changes: bool) -> None:
+    assert place("debian 13", said("6.12.57+deb13-amd64", mlx5)).changes is changes
+
+
 def test_with_its_key_enrolled_secure_boot_takes_them() -> None:
     at = place("ubuntu 24.04", said("6.8.0-90-generic", boot="1", key="x is already enrolled"))
     assert any(isinstance(each, Exact) for each in doca.operations(at))

@@ -51,8 +51,8 @@ class Place:
 
     @property
     def changes(self) -> bool:
-        """Whether another stack runs, so that nobody may be at work here."""
-        return self.running != self.drivers
+        """Whether another stack runs, so that nobody may be at work here while it is changed."""
+        return self.running not in ("absent", self.drivers)
 
 
 def place(
@@ -121,7 +121,7 @@ def operations(at: Place) -> Iterator[Operation]:
             make=_PEERMEM_MAKE % kernel,
             timeout=1800,
         )
-    if at.running not in ("absent", at.drivers):
+    if at.changes:
         yield Reboot(f"DOCA {at.wanted.version} is installed and mlx5_core {at.running} runs")
 
 
