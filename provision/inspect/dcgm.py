@@ -138,6 +138,8 @@ def _judge(found: Recording, results: list[tuple[str, str, str, str]]) -> None:
             why=why or ("skipped: not tested" if verdict == SKIP else None),
             advice="run that test alone (dcgmi diag -r NAME); then reset, or replace"
             if verdict == FAIL
+            else "see the remark, then run that test again"
+            if verdict == WARN
             else None,
         )
     skipped = sorted({name for name, _, status, _ in results if status.strip().lower().startswith("skip")})
@@ -164,6 +166,7 @@ def _judge(found: Recording, results: list[tuple[str, str, str, str]]) -> None:
             "tests that ran",
             action="warn",
             why="untested, not passed",
+            advice="run those tests alone (dcgmi diag -r NAME) for the reason",
         )
 
 

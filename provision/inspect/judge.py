@@ -197,6 +197,13 @@ def _on_host(one: Finding, host: str | None) -> Finding:
     return replace(one, subject=host if one.subject == "node" else f"{host} {one.subject}")
 
 
+_NEXT = {
+    "gpus": "see nvidia-smi -L and the kernel's messages for the one that is missing",
+    "ports": "see ibstat or ip -br link for the one that is missing, then lspci and the kernel's messages",
+    "rate": "look at the cable, the transceiver and the switch's port",
+}
+
+
 def _expected(part: Recording, expect: dict[str, Any]) -> list[Finding]:
     """What the catalogue's checks do not compare: rows of a topology, ports."""
     found = []
@@ -214,11 +221,15 @@ def _expected(part: Recording, expect: dict[str, Any]) -> list[Finding]:
                     str(count),
                     str(expect[key]),
                     None if fine else "drain",
+                    None if fine else _NEXT[key],
                 )
             )
     for name, rate in _rates(part):
         if "rate" in expect and rate != expect["rate"]:
-            found.append(Finding(FAIL, "port", name, f"{rate:g} Gbit/s", f"{expect['rate']} Gbit/s", "drain"))
+            read = f"{rate:g} Gbit/s"
+            found.append(
+                Finding(FAIL, "port", name, read, f"{expect['rate']} Gbit/s", "drain", _NEXT["rate"])
+            )
     return found
 
 

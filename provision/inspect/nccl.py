@@ -124,6 +124,7 @@ def _correct(found: Recording, plain: str, rows: list[Row]) -> None:
             "checked (-c 1)",
             action="warn",
             why="the run was made without validation",
+            advice="run it again with -c 1",
         )
     elif bounds:
         found.tell("nccl-data", "run", "0 wrong values")

@@ -589,12 +589,17 @@ def parse_slurm_conf(text: str) -> Recording:
             action="drain",
             advice="correct the line, then scontrol reconfigure",
         )
-    for key, wrong, why in (
-        ("ProctrackType", "proctrack/linuxproc", "processes escape their job, GPUs are not kept apart"),
-        ("ReturnToService", "2", "a node that crashed comes back unseen"),
-    ):
-        if lint.parameter(text, key) == wrong:
-            found.find(WARN, "slurm-conf", key, wrong, "another value", action="warn", why=why)
+    if lint.parameter(text, "ProctrackType") == "proctrack/linuxproc":
+        found.find(
+            WARN,
+            "slurm-conf",
+            "ProctrackType",
+            "proctrack/linuxproc",
+            "proctrack/cgroup",
+            action="warn",
+            advice="set ProctrackType=proctrack/cgroup",
+            why="processes escape their job, GPUs are not kept apart",
+        )
     if "gpu" in types and "cgroup" not in (lint.parameter(text, "TaskPlugin") or "cgroup"):
         found.find(
             WARN,
@@ -603,6 +608,7 @@ def parse_slurm_conf(text: str) -> Recording:
             str(lint.parameter(text, "TaskPlugin")),
             "task/cgroup",
             action="warn",
+            advice="set TaskPlugin=task/cgroup,task/affinity and ConstrainDevices=yes in cgroup.conf",
             why="every job sees all GPUs",
         )
     if not found.findings:

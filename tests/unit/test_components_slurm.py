@@ -20,6 +20,8 @@ from provision.components.slurm.settings import Qos, SlurmSettings
 from provision.engine import facts, ops
 from provision.engine.record import OperationFailed
 from provision.engine.remote import Output
+from provision.health.finding import PASS
+from provision.inspect.judge import inspect
 from provision.profiles import distribution
 from provision.profiles.gpu import all_models
 from provision.report.model import Verdict
@@ -250,6 +252,21 @@ def test_partitions_topology_and_options_of_the_site(tmp_path: Path) -> None:
     assert topology.splitlines()[-1] == "SwitchName=spine Switches=leaf[1-2]"
     assert lint.topology_file_mistakes(topology, conf(site)) == []
     assert list(exports.problems(site)) == []
+
+
+def test_the_files_are_healthy_to_provision_inspect(tmp_path: Path) -> None:
+    """What this tool writes must not be warned of by it."""
+    switches = [{"name": "leaf1", "nodes": "g[01-03]"}, {"name": "spine", "switches": ["leaf1"]}]
+    site = make_site(tmp_path, {"topology": switches})
+    files = [
+        ("slurm.conf", conf(site)),
+        ("gres.conf", exports.gres_conf(site, lock(), DEBIAN)),
+        ("cgroup.conf", exports.cgroup_conf(site)),
+        ("topology.conf", str(exports.topology_conf(site))),
+    ]
+    for judged in inspect(files, {}):
+        assert [one.line() for one in judged.findings if one.verdict != PASS] == []
+        assert judged.findings or judged.name == "together"
 
 
 def test_private_tmp_follows_storage(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from provision.components.slurm import lint
 from provision.health.finding import FAIL, PASS, SKIP, UNKNOWN, WARN
+from provision.inspect.judge import inspect
 from tests.unit.test_inspect import DIAG, NCCL, bad, found, overall
 
 BORDER = "+---------------------------+------------------------------------------------+\n"
@@ -195,3 +196,19 @@ def test_a_card_that_does_not_answer_on_the_bus_is_told() -> None:
         each for each in found(card.format("1c", "a1") + card.format("3b", "ff")) if each.verdict == FAIL
     ]
     assert (told.check, told.subject, told.action) == ("off-bus", "3b:00.0", "reboot")
+
+
+@pytest.mark.parametrize(
+    ("text", "expect"),
+    [
+        (diag(("memory", "Warn"), ("pcie", "Pass")), {}),
+        ("ClusterName=a\nProctrackType=proctrack/linuxproc\nNodeName=n1 CPUs=4\n", {}),
+        ("ClusterName=a\nGresTypes=gpu\nTaskPlugin=task/none\nNodeName=n1 CPUs=4 Gres=gpu:1\n", {}),
+        ("\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV18\t0-3\nGPU1\tNV18\t X \t0-3\n", {"gpus": 4}),
+    ],
+)
+def test_what_is_wrong_comes_with_what_to_do(text: str, expect: dict[str, int]) -> None:
+    (judged,) = inspect([("x", text)], expect)
+    wrong = [one for one in judged.findings if one.verdict in (WARN, FAIL)]
+    assert wrong
+    assert [one.line() for one in wrong if not (one.action and one.advice)] == []
