@@ -69,27 +69,29 @@ def parse_gres(text: str) -> Recording:
 
 
 def is_topology(text: str) -> bool:
-    return "switchname" in _keys(text) and _is_conf(text)
+    return bool(_keys(text) & {"switchname", "blockname"}) and _is_conf(text)
 
 
 def parse_topology(text: str) -> Recording:
     found = Recording("topology.conf", data=text)
     if _template(found, text):
         return found
-    switches = lint.topology_switches(text)
-    known = {node for switch in switches.values() for node in switch.nodes}
-    for mistake in lint.topology_mistakes(switches, known):
+    switches, blocks = lint.topology_switches(text), lint.topology_blocks(text)
+    for mistake in lint.topology_file_mistakes(text):
         found.find(
             FAIL,
             "topology-conf",
             "topology.conf",
             mistake,
-            "every child defined, one root",
+            "every child defined, one root" if switches else "every node in one block",
             action="drain",
             advice="correct it, then scontrol reconfigure",
         )
     if not found.findings:
-        found.tell("topology-conf", "topology.conf", f"{len(switches)} switches, {len(known)} nodes")
+        below = [*(switch.nodes for switch in switches.values()), *blocks.values()]
+        known = {node for members in below for node in members}
+        told = f"{len(switches)} switches" if switches else f"{len(blocks)} blocks"
+        found.tell("topology-conf", "topology.conf", f"{told}, {len(known)} nodes")
     return found
 
 

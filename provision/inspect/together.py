@@ -62,7 +62,7 @@ def _slurm_topology(conf: Recording, topology: Recording) -> list[Finding]:
             "topology-conf",
             "topology.conf",
             mistake,
-            "every node in one leaf, every child defined",
+            "every node known, in one leaf or block, every child defined",
             "drain",
             "correct it, then scontrol reconfigure",
         )

@@ -638,6 +638,20 @@ def test_topology_and_nodes_must_agree() -> None:
     ]
 
 
+def test_blocks_are_no_switches() -> None:
+    """topology/block: the nodes are not told to be in no switch."""
+    nodes = "NodeName=a[1-4]\nNodeName=login\n"
+    good = "BlockName=b1 Nodes=a[1-2]\nBlockName=b2 Nodes=a[3-4]\nBlockName=b3\nBlockSizes=2,4\n"
+    assert lint.topology_file_mistakes(good, nodes) == []
+    assert lint.topology_file_mistakes(good) == []
+    assert lint.topology_file_mistakes("BlockName=b1 Nodes=a[1-2]\nBlockName=b2 Nodes=a2,c1\n", nodes) == [
+        "node a2 is in the blocks b1 and b2",
+        "node c1 in block b2 is unknown to slurm.conf",
+    ]
+    (judged,) = inspect([("topology.conf", good)], {})
+    assert [one.line() for one in judged.findings] == ["PASS topology-conf topology.conf: 3 blocks, 4 nodes"]
+
+
 def test_lines_of_slurm_files_are_read_with_comments_and_continuations() -> None:
     text = 'NodeName=a[1-2] \\\n  CPUs=4 # four\n# NodeName=b\nDownNodes=a1 Reason="x # y"\n'
     first, second = lint.parse(text)

@@ -252,9 +252,39 @@ def topology_mistakes(switches: Mapping[str, Switch], known: Collection[str]) ->
     return mistakes
 
 
-def topology_file_mistakes(topology_conf: str, slurm_conf: str) -> list[str]:
-    """`topology_mistakes` of two files."""
-    return topology_mistakes(topology_switches(topology_conf), list(nodes(slurm_conf)))
+def topology_blocks(topology_conf: str) -> dict[str, tuple[str, ...]]:
+    """The blocks of topology.conf (topology/block) with their nodes."""
+    return {
+        name: tuple(_expanded(members)) if (members := entry.get("Nodes")) else ()
+        for entry in parse(topology_conf)
+        if (name := entry.get("BlockName")) is not None
+    }
+
+
+def block_mistakes(blocks: Mapping[str, Collection[str]], known: Collection[str]) -> list[str]:
+    """Every node known and in one block only. A node may be in none, a block empty: what is planned for is."""
+    mistakes = []
+    block_of: dict[str, str] = {}
+    for block, members in blocks.items():
+        for node in members:
+            if node not in known:
+                mistakes.append(f"node {node} in block {block} is unknown to slurm.conf")
+            elif block_of.setdefault(node, block) != block:
+                mistakes.append(f"node {node} is in the blocks {block_of[node]} and {block}")
+    return mistakes
+
+
+def topology_file_mistakes(topology_conf: str, slurm_conf: str | None = None) -> list[str]:
+    """Of topology.conf, a tree of switches or blocks; with slurm.conf, or alone."""
+    switches, blocks = topology_switches(topology_conf), topology_blocks(topology_conf)
+    if slurm_conf is not None:
+        known = dict.fromkeys(nodes(slurm_conf))
+    else:
+        below = [*(switch.nodes for switch in switches.values()), *blocks.values()]
+        known = dict.fromkeys(node for members in below for node in members)
+    if blocks and not switches:
+        return block_mistakes(blocks, known)
+    return topology_mistakes(switches, known)
 
 
 # Hardware
