@@ -531,15 +531,12 @@ def _let_go(lab: Lab, node: str) -> None:
     lab.inside(node, _LET_GO, _undone(lab, node, "held-device"))
 
 
-LIBRARY = "/usr/local/lib/lab/nvml/libnvidia-ml.so.1"
-
-
 def _empty_library(lab: Lab, node: str) -> None:
-    _replace(lab, node, "empty-library", LIBRARY, b"")
+    _replace(lab, node, "empty-library", gpus.LIBRARY, b"")
 
 
 def _garbage_library(lab: Lab, node: str) -> None:
-    _replace(lab, node, "garbage-library", LIBRARY, b"no library at all\n" * 64)
+    _replace(lab, node, "garbage-library", gpus.LIBRARY, b"no library at all\n" * 64)
 
 
 def _library_again(kind: str) -> Action:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -110,9 +111,11 @@ def shared_files(limits: Sequence[Limit], hybrid: bool) -> dict[str, File]:
 
 
 def shared_links(limits: Sequence[Limit]) -> dict[str, str]:
-    """Symbolic links of the shared layer: the lab's own unit, enabled, and the masks."""
+    """Symbolic links of the shared layer: the lab's own unit, enabled, what programs load, and the masks."""
     masks = {f"etc/systemd/system/{unit}": "/dev/null" for unit in masked_units(limits)}
+    library = Path(gpus.LIBRARY)
     return {
+        str(library.with_name(_soname(library.name))).lstrip("/"): library.name,
         "etc/systemd/system/multi-user.target.wants/lab-devices.service": "../lab-devices.service",
         **masks,
     }
@@ -123,10 +126,15 @@ def shared_sources(hybrid: bool) -> dict[str, str]:
     return {gpus.LIBRARY: "nvml/nvml.c", **({SHIM: "cgshim.c"} if hybrid else {})}
 
 
+def _soname(name: str) -> str:
+    """What programs load a library by: "libx.so.550.163.01" by "libx.so.1"."""
+    return re.sub(r"\.so\.[0-9.]+$", ".so.1", name)
+
+
 def compile_library(source: Path, target: Path) -> None:
     """Build a shared library with the machine's compiler. Raises LabError with what it said."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    options = ("-shared", "-fPIC", "-O2", "-Wall", "-Wextra", f"-Wl,-soname,{target.name}")
+    options = ("-shared", "-fPIC", "-O2", "-Wall", "-Wextra", f"-Wl,-soname,{_soname(target.name)}")
     execute(["gcc", *options, "-o", target, source, "-ldl"])
 
 
