@@ -323,6 +323,20 @@ def test_nvml_that_does_not_start_is_a_failure_and_its_gpus_are_unknown() -> Non
     assert (found["nvml"], found["gpu-count"], found["ecc-mode"]) == (FAIL, UNKNOWN, UNKNOWN)
 
 
+@pytest.mark.parametrize(
+    "silent",
+    [
+        {"nvmlDeviceGetNvLinkState": Library.NVMLError(999)},
+        {"nvmlDeviceGetNvLinkState": 1, "nvmlDeviceGetP2PStatus": Library.NVMLError(999)},
+    ],
+)
+def test_links_that_cannot_be_read_are_no_pair_without_nvlink(silent: dict[str, Any]) -> None:
+    pair = {"nvmlDeviceGetCount": 2, "nvmlDeviceGetP2PStatus": 0, "nvmlDeviceGetTopologyCommonAncestor": 50}
+    assert by_nvml(**pair, nvmlDeviceGetNvLinkState=1)["topology"]["GPU0"] == {"GPU1": "NV18"}
+    assert by_nvml(**pair)["topology"]["GPU0"] == {"GPU1": "SYS"}
+    assert by_nvml(**{**pair, **silent}).values["topology"] == Unread("NVML: Unknown Error")
+
+
 # ---- recordings of the agent
 
 

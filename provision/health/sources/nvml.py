@@ -319,6 +319,10 @@ class Nvml(Source):
                     _call("nvmlDeviceGetP2PStatus", other, _P2P_INDEX["NVLINK"]),
                     one,
                 )
+                links = [gpus[place].values.get("nvlink.links") for place in (a, b)]
+                unread = [told for told in (nvlink, *links) if isinstance(told, Unread)]
+                if unread:  # which is no pair without NVLink
+                    return unread[0]
                 if nvlink == 0 and up:
                     matrix[f"GPU{a}"][f"GPU{b}"] = f"NV{up}"
                     continue
