@@ -233,11 +233,15 @@ def test_a_check_fails_when_its_subject_is_broken_and_is_unsure_when_its_source_
 def test_a_wrong_password_and_plain_http_are_refused(site: Site) -> None:
     """From another node, as somebody would try it."""
     ask = "curl -sS --noproxy '*' -o /dev/null -w '%{http_code}' --cacert /etc/provision/tls/ca.crt"
+    server, exporter, alertmanager = (
+        exports.host_port(site.head, port)  # names are base's, which is not here
+        for port in (exports.SERVER, exports.EXPORTER, exports.ALERTMANAGER)
+    )
     tried = {
-        f"{ask} --config /etc/provision/monitoring.curl https://{HEAD}:9090/metrics": "200",
-        f"{ask} https://{HEAD}:9090/metrics": "401",
-        f"{ask} --user provision:wrong https://{HEAD}:9100/metrics": "401",
-        f"{ask} http://{HEAD}:9093/metrics": "400",
+        f"{ask} --config /etc/provision/monitoring.curl https://{server}/metrics": "200",
+        f"{ask} https://{server}/metrics": "401",
+        f"{ask} --user provision:wrong https://{exporter}/metrics": "401",
+        f"{ask} http://{alertmanager}/metrics": "400",
     }
     assert {command: output_of(site, WORKER, command) for command in tried} == tried
 
@@ -361,7 +365,7 @@ def test_samples_come_from_another_cluster_and_go_to_a_store(
             "interval": "5s",
             "federation": [
                 {
-                    "server": f"{HEAD}:{exports.SERVER}",
+                    "server": exports.host_port(site.head, exports.SERVER),
                     "match": ['up{job="node"}'],
                     "user": exports.USER,
                     "password": password,
