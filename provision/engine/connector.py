@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from provision.engine.record import Recorder
     from provision.profiles import Distribution
 
-FACT_TIMEOUT = 60.0  # seconds for one read; many together get this much in all
+FACT_TIMEOUT = 60.0  # seconds for one read, also of many that are asked together
 _WINDOW = 25  # questions asked ahead after a change made the node forget
 
 
@@ -84,11 +84,16 @@ class NodeConnector(BaseConnector):  # type: ignore[misc]
         self._known.clear()
 
     def _fetch(self, wanted: Sequence[Question]) -> None:
-        if wanted:
-            batches = questions.batches(wanted)
-            outputs = self.shell.run_many([batch.text for batch in batches], timeout=FACT_TIMEOUT)
-            for batch, output in zip(batches, outputs, strict=True):
-                self._known.update(batch.answers(output))
+        left = questions.batches(wanted)
+        while left:
+            outputs = self.shell.run_many([batch.text for batch in left], timeout=FACT_TIMEOUT)
+            again: list[questions.Batch] = []
+            for batch, output in zip(left, outputs, strict=True):
+                if batch.refused(output):
+                    again += batch.one_by_one()
+                else:
+                    self._known.update(batch.answers(output))
+            left = again
 
     def run_shell_command(
         self, command: StringCommand, print_output: bool = False, print_input: bool = False, **arguments: Any

@@ -52,6 +52,14 @@ class Batch(NamedTuple):
     text: str
     questions: Sequence[Question]
 
+    def refused(self, output: Output) -> bool:
+        """Whether one of several questions spoilt the answers to all: systemctl refuses a name that is none."""
+        return len(self.questions) > 1 and self.questions[0].kind == "unit" and not output.ok
+
+    def one_by_one(self) -> list[Batch]:
+        """The same questions, each asked alone."""
+        return [batch for question in self.questions for batch in batches([question])]
+
     def answers(self, output: Output) -> dict[Question, Output]:
         """The part of `output` that is the answer to each question."""
         kind = _KINDS.get(self.questions[0].kind)

@@ -218,7 +218,10 @@ class RootShell:
             raise self._lost() from None
 
     def _exchange(self, script: str, names: Sequence[str], timeout: float) -> list[RawOutput]:
-        """Send `script`, take in one output for each of `names`, by which what does not answer is named."""
+        """Send `script`, take in one output for each of `names`, by which what does not answer is named.
+
+        Each of them may take `timeout` seconds.
+        """
         timeout = max(min(timeout, self._until - time.monotonic()), 0.0)
         deadline = time.monotonic() + timeout
         outputs: list[RawOutput] = []
@@ -235,6 +238,7 @@ class RootShell:
                     )
                 while (found := self._take()) is not None:
                     outputs.append(found)
+                    deadline = min(time.monotonic() + timeout, self._until)
         except DeadlineExceeded:
             self.close()
             raise DeadlineExceeded(

@@ -21,6 +21,7 @@ import signal  # noqa: E402
 import sys  # noqa: E402
 import time  # noqa: E402
 from collections.abc import Collection, Mapping  # noqa: E402
+from contextlib import suppress  # noqa: E402
 from typing import IO, Any, Literal  # noqa: E402
 
 import gevent  # noqa: E402
@@ -263,14 +264,24 @@ class Worker:
             conn.attach(recorder, facts.profile, facts.limits)
             conn.foretell(job.questions.get(name, ()))
             self.board.await_seen(n for n in job.all_nodes if self._hardware_unknown(n))
-            return self._steps(host, recorder, facts)
+            blocked = self._steps(host, recorder, facts)
+        except BaseException:
+            with suppress(RemoteError):  # what went wrong before is what is told
+                self._audit(conn, recorder)
+            raise
+        else:
+            self._audit(conn, recorder)
+            return blocked
         finally:
-            if not job.forecast and conn.shell.alive:
-                audit.write(conn.shell, "apply", job.run, job.holder, recorder.changes)
             if job.with_secrets and name == job.site.head.name and conn.shell.alive:
                 self._lease = conn.shell
             else:
                 conn.shell.close()
+
+    def _audit(self, conn: NodeConnector, recorder: Recorder) -> None:
+        """Tell the node's own journal what was changed. Raises RemoteError."""
+        if not self.job.forecast and conn.shell.alive:
+            audit.write(conn.shell, "apply", self.job.run, self.job.holder, recorder.changes)
 
     def _hardware_unknown(self, name: str) -> bool:
         return name not in self.job.lock.hardware and self.job.site.nodes[name].hardware is None
@@ -292,6 +303,19 @@ class Worker:
             undone[step.component] = f"blocked by {step.name}: it failed on this node"
             self._settle(name, step.name, Done(False))
 
+        def block(step: Step, reason: Blocked) -> None:
+            undone[step.component] = str(reason)
+            self._settle(name, step.name, Done(False))
+            self.emit(
+                {
+                    "event": "step",
+                    "node": name,
+                    "step": step.name,
+                    "outcome": "blocked",
+                    "reason": str(reason),
+                }
+            )
+
         for index, step in enumerate(steps):
             try:
                 if hindered := hindrance(step, undone):
@@ -304,17 +328,7 @@ class Worker:
                 if len(reasons) > asked:
                     asking.append(step)
             except Blocked as reason:
-                undone[step.component] = str(reason)
-                self._settle(name, step.name, Done(False))
-                self.emit(
-                    {
-                        "event": "step",
-                        "node": name,
-                        "step": step.name,
-                        "outcome": "blocked",
-                        "reason": str(reason),
-                    }
-                )
+                block(step, reason)
             except OperationFailed as failure:
                 lose(step, failure)
             last_of_stage = index + 1 == len(steps) or _stage(steps[index + 1]) != _stage(step)
@@ -322,6 +336,8 @@ class Worker:
                 for again in asking if self._reboot(host, reasons) else ():
                     try:
                         self._finish(again, host, recorder, facts)
+                    except Blocked as reason:
+                        block(again, reason)
                     except OperationFailed as failure:
                         lose(again, failure)
                 reasons.clear()

@@ -1,9 +1,10 @@
 """One node's worker whose fellow, which holds the lease, ends; in a process of its own, which the worker patches.
 
-    python -m tests.unit.losing early|last|plan >events
+    python -m tests.unit.losing early|last|plan|full >events
 
 "early": the fellow ends between two operations of this node; "last": once every step of the run is done; "plan": early,
-where nothing is changed and no lease is held.
+where nothing is changed and no lease is held; "full": it does not end, but the node's disk is full: an operation fails,
+and what was done cannot be written into its journal.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from provision.engine.board import Done
 from provision.engine.deploy import Context, Step
 from provision.engine.job import Job
 from provision.engine.plan import Plan
+from provision.engine.record import OperationFailed
 from provision.engine.remote import Output
 from provision.profiles.distribution import distribution
 from provision.site.lock import Lock
@@ -34,8 +36,11 @@ class Session:
 
     name = NODE
     alive = True
+    full = False
 
     def run(self, command: str, stdin: bytes | None = None, timeout: float = 0) -> Output:
+        if self.full and command.startswith("logger"):
+            return Output(1, "", "No space left on device")
         return Output(0, "", "")
 
     def hold_lock(self, path: str, holder: str) -> str | None:
@@ -59,6 +64,9 @@ def main(when: str) -> None:
             if when in ("early", "plan"):
                 worker._lose([HEAD], with_secrets=True)
             host.connector.recorder.finish(True)
+        if when == "full":
+            Session.full = True
+            raise OperationFailed("the second operation", "No space left on device", "make room")
 
     def second(on: Context) -> None:
         with host.connector.recorder.operation("the second operation"):

@@ -2,7 +2,7 @@
 
     python -m tests.unit.rebooting <scenario.json >what-happened.json
 
-The scenario: {"ask": {"ssh": "once" | "always" | "fail"}, "reboot": true, "admitted": [], "components": null}. The node
+The scenario: {"ask": {"ssh": "once" | "always" | "fail" | "block"}, "reboot": true, "admitted": [], "components": null}. The node
 is a session that answers every command and has another boot id each time it is connected to.
 """
 
@@ -22,6 +22,7 @@ from typing import Any
 from pyinfra.context import ctx_host, ctx_state
 
 from provision.engine import preflight, reboot
+from provision.engine.board import Blocked
 from provision.engine.deploy import Context, Step
 from provision.engine.job import Job
 from provision.engine.plan import Plan
@@ -82,6 +83,8 @@ def happen(scenario: dict[str, Any]) -> dict[str, Any]:
             ran.append(f"{component} in boot {boot}")
             if how == "fail" and boot > 1:
                 raise OperationFailed(component, "the module does not load")
+            if how == "block" and boot > 1:
+                raise Blocked("blocked by h1: it is gone")
             if how is not None and (boot == 1 or how == "always"):
                 on.reboot(f"{component} needs it")
 

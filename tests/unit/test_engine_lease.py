@@ -46,3 +46,10 @@ def test_the_end_of_the_last_process_stops_nobody() -> None:
 
 def test_a_plan_needs_no_lease() -> None:
     assert operations(told("plan")) == ["the first operation", "the second operation"]
+
+
+def test_a_journal_that_takes_nothing_hides_no_reason() -> None:
+    node = end(told("full"))
+    assert (node["verdict"], node["advice"]) == ("fail", "make room")
+    assert "No space left on device" in node["reason"]
+    assert "journal" not in node["reason"]

@@ -168,6 +168,24 @@ def test_after_a_change_everything_is_asked_anew_with_what_comes_next(connector:
     assert executions(connector) == [["one", "two"], ["one", "two"], ["new"]]
 
 
+class Refusing(Counting):
+    """systemctl: a name that is none spoils what it tells of the others."""
+
+    def run_many(self, commands: Sequence[str], timeout: float) -> list[Output]:
+        super().run_many(commands, timeout)
+        return [
+            Output(1, "", "Invalid unit name") if "@" in command else Output(0, "LoadState=loaded", "")
+            for command in commands
+        ]
+
+
+def test_a_unit_that_is_refused_costs_the_others_no_answer(connector: NodeConnector) -> None:
+    connector.shell = Refusing()  # type: ignore[assignment]
+    wrong, right = connector.ask(questions.unit("@.service"), questions.unit("ssh.service"))
+    assert (wrong.ok, wrong.stderr, right.stdout) == (False, "Invalid unit name", "LoadState=loaded")
+    assert [len(commands) for commands in executions(connector)] == [1, 2]
+
+
 def test_what_was_asked_is_known_once_each_in_order(connector: NodeConnector) -> None:
     connector.foretell([questions.command("never used")])
     connector.ask(questions.command("b"), questions.command("a"))

@@ -160,3 +160,10 @@ def test_a_run_of_one_component_that_fails_names_what_it_was_begun_without() -> 
     found = happened(components=["ssh"], ssh="fail")
     assert found["advice"] == "ssh comes after base, not brought to this node yet: add --component base"
     assert happened(ssh="fail")["advice"] is None
+
+
+def test_what_is_blocked_after_the_reboot_is_told_as_blocked() -> None:
+    found = happened(ssh="block")
+    assert (found["failure"], found["blocked"]) == (None, "blocked by h1: it is gone")
+    assert found["outcomes"]["ssh:worker"] == "blocked"
+    assert found["ran"][-1] == "nvidia in boot 2"

@@ -79,6 +79,11 @@ def test_of_many_commands_the_one_that_does_not_end_is_named(shell: RootShell) -
         shell.run_many(["true", "echo x\necho y", "sleep 30", "echo never"], timeout=0.5)
 
 
+def test_of_many_commands_each_has_the_whole_time(shell: RootShell) -> None:
+    answers = shell.run_many(["sleep 0.4; echo 1", "sleep 0.4; echo 2", "sleep 0.4; echo 3"], timeout=0.9)
+    assert [answer.stdout for answer in answers] == ["1\n", "2\n", "3\n"]
+
+
 def test_what_a_command_prints_is_never_taken_for_the_end_of_its_output(shell: RootShell) -> None:
     """What other users can see of the session (the nonce in arguments) does not help them to forge an answer."""
     visible = shell._nonce
