@@ -2,8 +2,9 @@
 
     python -m tests.unit.rebooting <scenario.json >what-happened.json
 
-The scenario: {"ask": {"ssh": "once" | "always" | "fail" | "block"}, "reboot": true, "admitted": [], "components": null}. The node
-is a session that answers every command and has another boot id each time it is connected to.
+The scenario: {"ask": {"ssh": "once" | "always" | "fail" | "block"}, "reboot": true, "admitted": [],
+"components": null}. The node is a session that answers every command and has another boot id each time it is
+connected to.
 """
 
 from __future__ import annotations
