@@ -119,7 +119,7 @@ def test_the_toolkit_makes_code_for_the_nodes_gpus(on: Bench) -> None:
     on.lab.inside(WORKER, "cat >/root/twice.cu", stdin=KERNEL)
     on.lab.inside(
         WORKER,
-        "cd /root && nvcc -arch=sm_90 -cubin twice.cu && cuobjdump -elf twice.cubin | grep -Eqi 'sm_?90'",
+        "cd /root && nvcc -arch=sm_90 -cubin twice.cu && cuobjdump -elf twice.cubin | grep -q 'sm=90, toolkit=124'",
     )
 
 
