@@ -33,7 +33,7 @@ def bring_up(site: Site, *, forecast: bool = False) -> Document:
         list(site.nodes.values()),
         verb=verb,
         forecast=forecast,
-        components=["base", "certificates", "prometheus"],  # base: nodes know each other by name
+        components=["certificates", "prometheus"],
         reboot=False,
     )
 
