@@ -28,7 +28,8 @@ from provision.verify.run import verify
 
 Show = Callable[[dict[str, Any]], None]
 
-SETTLE = 60.0  # seconds that what was changed may take until its checks are content: a server's first scrape, a mount
+SETTLE = 60.0  # seconds until checks must be content: a server's first scrape, a node that registers again; this run
+# need not have changed anything, the one before it may have
 PAUSE = 3.0  # seconds between two looks
 
 
@@ -115,8 +116,7 @@ def _climb(
     if not converged:
         return
     show(_note(f"verify: {len(converged)} nodes"))
-    just_changed = any(result.changed for result in applied.nodes.values())
-    verified = _verify(site, converged, sudo_password, SETTLE if just_changed else 0.0, show)
+    verified = _verify(site, converged, sudo_password, show)
     parts.append(verified)
     workers = {node.name for node in site.with_role("worker")}
     closed = burnin_closed(states.shell.run) if site.enabled("slurm") else {}
@@ -215,10 +215,8 @@ def _not_admitted(site: Site, refused: Mapping[str, str]) -> Document:
     )
 
 
-def _verify(
-    site: Site, nodes: Sequence[Node], sudo_password: str | None, settle: float, show: Show
-) -> Document:
-    """Verify `nodes`; those that are not good are looked at again for `settle` seconds, as their services start."""
+def _verify(site: Site, nodes: Sequence[Node], sudo_password: str | None, show: Show) -> Document:
+    """Verify `nodes`; those that are not good are looked at again for SETTLE seconds, as their services start."""
     started = time.monotonic()
     lock = load_lock(site)
     waiting: set[str] = set()
@@ -226,12 +224,12 @@ def _verify(
     while True:
         document = verify_document(site, nodes, findings, time.monotonic() - started)
         again = [node for node in nodes if not document.nodes[node.name].verdict.good]
-        if not again or time.monotonic() - started > settle:
+        if not again or time.monotonic() - started > SETTLE:
             return document
         names = {node.name for node in again}
         if names != waiting:
             waiting = names
-            show(_note(f"verify: {fold(names)}: not content yet, looked at again for {settle:.0f} s"))
+            show(_note(f"verify: {fold(names)}: not content yet, looked at again for {SETTLE:.0f} s"))
         time.sleep(PAUSE)
         findings = [finding for finding in findings if finding.subject not in names]
         findings += verify(site, lock, again, sudo_password=sudo_password)

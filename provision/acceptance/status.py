@@ -63,14 +63,16 @@ def status(
     except (RemoteError, headstate.HeadError) as error:
         findings = [headstate.silent(site, error)]
         results = {node.name: NodeResult(verdict=Verdict.UNKNOWN, reason=str(error)) for node in nodes}
-    findings += unread
+    findings += _put_away(results)
+    latest = merged(own, told)
+    findings += [*last_look(site, latest), *unread]
     return Document(
         verb="status",
         site=site.cluster,
         verdict=worst([*(r.verdict for r in results.values()), *(f.verdict for f in findings)]),
         nodes=results,
         findings=findings,
-        details={"runs": merged(own, told)},
+        details={"runs": latest},
     )
 
 
@@ -80,6 +82,40 @@ def merged(own: Sequence[dict[str, Any]], told: Sequence[runs.Run]) -> list[dict
     by_run = {run["run"]: run for run in own}
     by_run |= {run.run: run.model_dump(mode="json") for run in told}
     return sorted(by_run.values(), key=lambda run: (run["started"], run["run"]), reverse=True)[:RUNS]
+
+
+def last_look(site: Site, latest: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """A word on the last run that looked at nodes, of `latest` (newest first), where it was not content."""
+    looked = next((run for run in latest if run["verb"] in ("verify", "up") and run["verdict"]), None)
+    if looked is None or Verdict(looked["verdict"]) not in (Verdict.FAIL, Verdict.UNKNOWN):
+        return []
+    return [
+        Finding(
+            verdict=Verdict.WARN,
+            check="last-look",
+            subject=site.cluster,
+            read=f"{looked['verb']} of {looked['started']}: {looked['verdict']}",
+            expected="pass",
+            action="`provision verify` looks again and says what is wrong",
+        )
+    ]
+
+
+def _put_away(results: Mapping[str, NodeResult]) -> list[Finding]:
+    """What to do about nodes that are quarantined."""
+    return [
+        Finding(
+            verdict=Verdict.FAIL,
+            check="accepted",
+            subject=name,
+            read="quarantined",
+            expected="admitted",
+            why=result.reason,
+            action="mend that, then `provision up`: it verifies the node, burns it in and opens it",
+        )
+        for name, result in results.items()
+        if result.state == "quarantined"
+    ]
 
 
 def _scheduler_findings(

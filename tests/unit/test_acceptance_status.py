@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from provision.acceptance import status as module
-from provision.acceptance.status import status
+from provision.acceptance.status import last_look, status
 from provision.engine.remote import Output, RemoteError
 from provision.report.model import Document, Finding, Verdict
 from provision.site.models import Site, SiteFile
@@ -78,9 +78,37 @@ def test_every_node_has_its_state_and_the_schedulers_word(
         "g2": ("quarantined", "fail"),
         "g3": ("new", "warn"),
     }
-    assert {finding.subject: finding.verdict for finding in document.findings} == dict.fromkeys(
+    scheduler = [finding for finding in document.findings if finding.check == "scheduler-state"]
+    assert {finding.subject: finding.verdict for finding in scheduler} == dict.fromkeys(
         ("g1", "g2", "g3"), Verdict.PASS
     )
+
+
+def test_a_quarantined_node_is_told_with_the_way_out(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = look(site, monkeypatch, slurm(g2=["IDLE", "DRAIN"]))
+    [finding] = [finding for finding in document.findings if finding.check == "accepted"]
+    assert (finding.subject, finding.verdict) == ("g2", Verdict.FAIL)
+    assert "`provision up`" in str(finding.action)
+
+
+@pytest.mark.parametrize(
+    ("runs", "read"),
+    [
+        ([("apply", "pass"), ("verify", "fail"), ("up", "pass")], "verify of 3: fail"),
+        ([("verify", None), ("up", "unknown")], "up of 2: unknown"),
+        ([("verify", "pass"), ("up", "fail")], None),
+        ([("plan", "fail")], None),
+        ([], None),
+    ],
+)
+def test_a_last_look_that_was_not_content_is_told(
+    site: Site, runs: list[tuple[str, str | None]], read: str | None
+) -> None:
+    latest = [
+        {"verb": verb, "verdict": verdict, "started": str(4 - number)}
+        for number, (verb, verdict) in enumerate(runs, start=0 if len(runs) == 3 else 1)
+    ]
+    assert [finding.read for finding in last_look(site, latest)] == ([] if read is None else [read])
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from provision.acceptance import bringup
 from provision.engine.headstate import Acceptance
 from provision.engine.journal import Journal, journaled
 from provision.engine.remote import RemoteError
-from provision.report.model import Document, NodeResult, Verdict
+from provision.report.model import Document, Finding, NodeResult, Verdict
 from provision.report.store import state_directory
 from provision.site.models import Node, Site, SiteFile
 
@@ -156,3 +156,28 @@ def test_a_node_that_verify_cannot_tell_of_is_not_burned_in_whatever_it_was_befo
     monkeypatch.setattr(Head, "run", None, raising=False)
     after_apply(site, monkeypatch, lambda *_, **__: Head())
     assert burned == ["g1"]
+
+
+def test_a_node_that_is_not_content_yet_is_looked_at_again_alone_though_nothing_was_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node whose munge was mended by the run before registers again within a minute."""
+    groups = {"head": {"hosts": "h1", "roles": ["head"]}, "gpu": {"hosts": "g1", "roles": ["worker"]}}
+    site = Site.from_file(
+        SiteFile.model_validate({"cluster": "tiny", "groups": groups}), tmp_path / "tiny.yml"
+    )
+    looked: list[list[str]] = []
+
+    def look(site: Site, lock: object, nodes: list[Node], **_: Any) -> list[Finding]:
+        looked.append([node.name for node in nodes])
+        verdict = Verdict.FAIL if len(looked) == 1 else Verdict.PASS
+        return [
+            Finding(verdict=verdict if node.name == "g1" else Verdict.PASS, check="c", subject=node.name)
+            for node in nodes
+        ]
+
+    monkeypatch.setattr(bringup, "verify", look)
+    monkeypatch.setattr(bringup, "PAUSE", 0.0)
+    document = bringup._verify(site, list(site.nodes.values()), None, lambda event: None)
+    assert looked == [["h1", "g1"], ["g1"]]
+    assert document.verdict is Verdict.PASS

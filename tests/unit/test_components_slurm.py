@@ -971,6 +971,14 @@ def test_a_drain_by_slurmctld_itself_is_a_fault_with_its_cause(tmp_path: Path) -
     assert "cgroup_v2.so" in str(found.action)
 
 
+def test_a_node_that_has_not_registered_is_told_from_an_idle_one(tmp_path: Path) -> None:
+    kind = exports.Kind(("g01",), 2, 32, 2, 1010880, "h100_80gb_hbm3", 8)
+    state = acceptance.parse_nodes(json.dumps({"nodes": [entry("g01", "IDLE", version="")]}))["g01"]
+    found = checks.judge_node(state, kind, "g01")
+    assert found.verdict is Verdict.FAIL
+    assert str(found.read).startswith("idle without a registration, ")
+
+
 def test_answers_of_scontrol_are_read() -> None:
     assert checks.parse_ping("Slurmctld(primary) at h1 is UP\n") == {"h1": True}
     assert checks.parse_ping("Slurmctld(primary) at h1 is DOWN\n") == {"h1": False}

@@ -67,7 +67,8 @@ def judge_node(
     if state is None:
         return Found(Verdict.FAIL, "not in slurm.conf", expected, "run `provision apply`")
     gres = re.sub(r"\([^)]*\)", "", state.gres)
-    read = f"{state.word}, {state.cpus} CPUs, {state.memory} MiB, {gres or 'no GPU'}"
+    word = state.word if state.version is not None else f"{state.word} without a registration"
+    read = f"{word}, {state.cpus} CPUs, {state.memory} MiB, {gres or 'no GPU'}"
     reason = state.reason or ""
     if not state.known:
         return unknown(f"state {state.word} is not understood", source="scontrol show node")
@@ -127,7 +128,12 @@ def loaded(at: Target) -> Found:
         read = parse_hash(_ask(at.host, "scontrol show config"))
     except (_NoAnswer, ValueError) as error:
         return unknown(str(error), source="scontrol show config")
-    return expect(read, "Match", action="run `provision apply`, or scontrol reconfigure", source=exports.CONF)
+    return expect(
+        read,
+        "Match",
+        action="run `provision apply`: reconfigure alone would load an edit by hand",
+        source=exports.CONF,
+    )
 
 
 @check("slurm-files", role="head")
@@ -370,9 +376,7 @@ def same(at: Target) -> Found:
         Verdict.FAIL if different else Verdict.PASS,
         read=f"different: {', '.join(different)}" if different else "the head's",
         expected="the head's",
-        action="scontrol reconfigure on the head; a node that was away: systemctl restart slurmd"
-        if different
-        else None,
+        action="run `provision apply`; a node that was away: systemctl restart slurmd" if different else None,
         source=exports.FETCHED,
     )
 
