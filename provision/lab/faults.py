@@ -342,16 +342,20 @@ def _unclock(lab: Lab, node: str) -> None:
 
 
 MUNGE_KEY = "/etc/munge/munge.key"
+# reset-failed: systemd counts starts, and refuses one that comes too soon after others
+_RESTART_MUNGE = (
+    "! systemctl -q is-active munge || { systemctl reset-failed munge && systemctl restart munge; }"
+)
 
 
 def _wrong_munge_key(lab: Lab, node: str) -> None:
     _replace(lab, node, "wrong-munge-key", MUNGE_KEY, os.urandom(128))
-    lab.inside(node, "systemctl try-restart munge")
+    lab.inside(node, _RESTART_MUNGE)
 
 
 def _right_munge_key(lab: Lab, node: str) -> None:
     _restore(lab, node, "wrong-munge-key")
-    lab.inside(node, "systemctl try-restart munge")
+    lab.inside(node, _RESTART_MUNGE)
 
 
 _NEW_HOST_KEY = """
