@@ -121,6 +121,21 @@ def test_nodes_and_their_gpus(registry: CollectorRegistry) -> None:
     assert registry.get_sample_value("slurm_nodes", {"state": "mixed"}) == 1
     assert registry.get_sample_value("slurm_nodes", {"state": "drained"}) == 1
     assert registry.get_sample_value("slurm_nodes", {"state": "down"}) == 1
+    told = {
+        (name, state): registry.get_sample_value("slurm_node_state", {"slurm_node": name, "state": state})
+        for name in ("g1", "g2")
+        for state in ("mixed", "drained", "down", "not_responding")
+    }
+    assert told == {
+        ("g1", "mixed"): 1,
+        ("g1", "drained"): 0,
+        ("g1", "down"): 0,
+        ("g1", "not_responding"): 0,
+        ("g2", "mixed"): None,
+        ("g2", "drained"): 1,
+        ("g2", "down"): 0,
+        ("g2", "not_responding"): 0,
+    }, "what alerts are about is told where it is not so, too"
     assert registry.get_sample_value("slurm_node_gpus", {"slurm_node": "g1", "type": "h100"}) == 8
     assert registry.get_sample_value("slurm_node_gpus_allocated", {"slurm_node": "g1", "type": "h100"}) == 5
     assert registry.get_sample_value("slurm_node_gpus_allocated", {"slurm_node": "g3", "type": ""}) == 0

@@ -113,9 +113,14 @@ def gauge(
         (metric.labels(*key) if labels else metric).set(value)
 
 
+# What rules ask for is told of every node, with 0: a series that only vanishes, while Prometheus is restarted, is taken
+# for true for five minutes more.
+LOST = ("down", "not_responding", "drained", "draining")
+
+
 def node_metrics(registry: CollectorRegistry, text: str) -> None:
     """Nodes by state, GPUs configured and allocated by node and type, nodes that this tool works on."""
-    states: Counter[str] = Counter()
+    states: Counter[str] = Counter(dict.fromkeys(LOST, 0))
     total: dict[tuple[str, str], float] = {}
     used: dict[tuple[str, str], float] = {}
     maintained: dict[tuple[str], float] = {}
@@ -124,6 +129,7 @@ def node_metrics(registry: CollectorRegistry, text: str) -> None:
         name = str(node.get("name"))
         flags = words(node.get("state"))
         states[state_of(flags)] += 1
+        kinds.update({(name, lost): 0 for lost in LOST})
         kinds[(name, state_of(flags))] = 1
         maintained[(name,)] = int(str(node.get("reason") or "").startswith(MAINTENANCE))
         for kind, count in gpus(node.get("gres")).items():
